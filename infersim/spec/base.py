@@ -1,0 +1,90 @@
+"""What every description shares: frozen, no unknown keys, and all of its errors at once, one line each."""
+
+import difflib
+from typing import Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import InputError
+from .units import short
+
+
+class Description(BaseModel):
+    """A frozen description read from YAML. `validate` is the only way in for data that a user wrote."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @classmethod
+    def validate(cls, data: Any, where: str) -> Self:  # replaces pydantic 1's method of that name
+        """The description that `data` holds. InputError with a line `where: dotted.path: message` for each problem."""
+        if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
+            odd = next(key for key in data if not isinstance(key, str))
+            raise InputError(f"{where}: key {short(odd)} must be a word; known keys: {', '.join(cls.model_fields)}")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            lines = [_line(cls, data, e, where) for e in error.errors(include_url=False)]
+            raise InputError(dict.fromkeys(lines)) from None
+
+
+def near(word: str, known: list[str], known_as: str = "known") -> str:
+    """`; did you mean X?` if one is close, else `; known: all of them`."""
+    close = difflib.get_close_matches(word[:100], known, 1)
+    return f"; did you mean {close[0]}?" if close else f"; {known_as}: {', '.join(known)}"
+
+
+def _line(cls: type[BaseModel], data: Any, error: Any, where: str) -> str:
+    path, model, here = [], cls, data
+    parts = list(error["loc"])
+    for i, part in enumerate(parts):
+        inside = part in here if isinstance(here, dict) else isinstance(here, list) and isinstance(part, int)
+        if not inside and i < len(parts) - 1:
+            continue  # a branch of a union, not a key
+        if not inside and error["type"] != "missing":
+            continue
+        path.append(short(part)[1:-1] if isinstance(part, str) else str(part))
+        if i < len(parts) - 1:
+            model = _model_of(model, part)
+            here = here[part]
+    message = _message(model, error)
+    return f"{where}: {'.'.join(path)}: {message}" if path else f"{where}: {message}"
+
+
+def _model_of(model: type[BaseModel] | None, part: Any) -> type[BaseModel] | None:
+    """The description that field `part` of `model` holds, looking through Optional, dict, list and Annotated."""
+    if model is None or part not in model.model_fields:
+        return model  # an index or a dict key below the field already followed
+    todo = [model.model_fields[part].annotation]
+    while todo:
+        kind = todo.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+        todo += get_args(kind)
+    return None
+
+
+def _message(model: type[BaseModel] | None, error: Any) -> str:
+    kind, context, got = error["type"], error.get("ctx", {}), short(error["input"])
+    match kind:
+        case "extra_forbidden":
+            known = list(model.model_fields) if model else []
+            return "unknown key" + near(str(error["loc"][-1]), known, "known keys")
+        case "missing":
+            name = error["loc"][-1]
+            about = model.model_fields[name].description if model and name in model.model_fields else None
+            return "missing" + (f"; {about}" if about else "")
+        case "value_error":
+            return str(context["error"]).replace("\n", " ")
+        case "literal_error" | "enum":
+            return f"must be one of {context['expected'].replace(' or ', ', ')} (got {got})"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"must be a mapping of keys to values (got {got})"
+        case "string_type":
+            return f"must be a text (got {got}; quote it if it is a name)"
+        case "list_type" | "tuple_type":
+            return f"must be a list (got {got})"
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false (got {got})"
+        case "none_required":
+            return f"must be null (got {got})"
+    return f"{error['msg'].replace('Input should', 'must').splitlines()[0]} (got {got})"

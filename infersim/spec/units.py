@@ -1,0 +1,106 @@
+"""Quantities with units: "3.35 TB/s", "80 GiB", "989 TFLOP/s", "500 ms". Inside infersim everything is an SI float."""
+
+import math
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+# unit -> (what to call it in an error, an example of what is right, {spelling: factor})
+UNITS: dict[str, tuple[str, str, dict[str, float]]] = {
+    "B": ("a size in bytes", "80 GB or 80 GiB", {p + "B": f for p, f in (DECIMAL | BINARY).items()}),
+    "B/s": ("a bandwidth in bytes", "3.35 TB/s", {p + "B/s": f for p, f in (DECIMAL | BINARY).items()}),
+    "FLOP/s": ("a rate", "989 TFLOP/s", {p + u: f for p, f in DECIMAL.items() for u in ("FLOP/s", "FLOPS")}),
+    "s": ("a time", "500 ms", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}),
+    "W": ("a power", "700 W", {"W": 1.0, "kW": 1e3}),
+    "Hz": ("a frequency", "1.98 GHz", {p + "Hz": DECIMAL[p] for p in ("", "k", "M", "G")}),
+    "1/s": ("a rate per second", "10 or 10 1/s", {"1/s": 1.0, "req/s": 1.0}),
+    "USD/h": ("a price", "2.50 USD/h", {"USD/h": 1.0}),
+    "": ("a number without a unit", "0.9", {}),
+}
+
+QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.{0,20})?\s*")
+
+
+def parse_quantity(value: Any, unit: str) -> float:
+    """The value in SI `unit`, one of UNITS; a bare number is in that unit already.
+
+    ValueError, in one line, for anything that is not a finite number >= 0 with a unit of that kind.
+    """
+    kind, example, spellings = UNITS[unit]
+    wrong = f"must be {kind} such as {example}"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{wrong} (got {short(value)})")
+    factor, number = 1.0, value
+    if isinstance(value, str):
+        match = QUANTITY.fullmatch(value) if len(value) < 80 else None
+        if not match:
+            raise ValueError(f"{wrong} (got {short(value)})")
+        number, given = match[1], (match[2] or "").strip()
+        if given:
+            if given not in spellings:
+                near = [s for s in spellings if s.lower() == given.lower()]
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"{wrong} (got {short(value)}, unit {given!r} is not one of these{hint})")
+            factor = spellings[given]
+    try:
+        result = float(number) * factor
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise ValueError(f"{wrong}, finite (got {short(value)})")
+    if result < 0:
+        raise ValueError(f"{wrong}, not negative (got {short(value)})")
+    return result
+
+
+def parse_count(value: Any, least: int = 1, most: int = 10**15) -> int:
+    """A whole number in [least, most]; "1e6" and 1e6 are whole numbers too. ValueError otherwise."""
+    wrong = f"must be a whole number >= {least}"
+    try:
+        number = float(value) if isinstance(value, str) and len(value) < 80 else value
+    except ValueError:
+        number = None
+    if isinstance(number, bool) or not isinstance(number, int | float) or number != number // 1:  # NaN, inf: not equal
+        raise ValueError(f"{wrong} (got {short(value)})")
+    if number < least:
+        raise ValueError(f"{wrong} (got {short(value)})")
+    if number > most:
+        raise ValueError(f"must be a whole number of at most {most:.0e} (got {short(value)})")
+    return int(number)
+
+
+def short(value: Any) -> str:
+    """One short line that shows a wrong value, whatever it is (nested, endless, binary)."""
+    if isinstance(value, dict | list | tuple | set):
+        return f"a {'mapping' if isinstance(value, dict) else 'list'} of {len(value)}"
+    if isinstance(value, int) and abs(value) > 10**30:
+        return "a number of more than 30 digits"
+    text = repr(value[:100] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def quantity(unit: str) -> Any:
+    """The pydantic type of a quantity: validated by `parse_quantity`, described to editors as number or string."""
+    kind, example, _ = UNITS[unit]
+    schema = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}], "title": f"{kind} such as {example}"}
+    return Annotated[float, BeforeValidator(lambda v: parse_quantity(v, unit)), WithJsonSchema(schema)]
+
+
+Bytes = quantity("B")
+BytesPerSecond = quantity("B/s")
+FlopsPerSecond = quantity("FLOP/s")
+Seconds = quantity("s")
+Watts = quantity("W")
+UsdPerHour = quantity("USD/h")
+PerSecond = quantity("1/s")
+Number = quantity("")
+Count = Annotated[int, BeforeValidator(parse_count), WithJsonSchema({"type": "integer", "minimum": 1})]
+CountOrZero = Annotated[
+    int, BeforeValidator(lambda v: parse_count(v, least=0)), WithJsonSchema({"type": "integer", "minimum": 0})
+]
+Share = Annotated[Number, Field(gt=0, le=1)]
+"""a share in (0, 1]"""
