@@ -40,14 +40,15 @@ class Attention:
         `v_head_dim`, default head_dim). `window` is the number of keys visible to a query of a window layer (itself
         included), or the size of a chunk of a chunk layer (a query sees the keys of its own chunk only).
     mla: latent attention (DeepSeek-V2, arXiv:2405.04434): per token a vector of `kv_lora_rank` and a rotary key of
-        `qk_rope_head_dim`, shared by all heads; `head_dim` = qk_nope_head_dim + qk_rope_head_dim; q_lora_rank 0 means
-        that queries are projected directly. With `index_topk` > 0 an indexer of `index_num_heads` x `index_head_dim`
-        picks the keys that a query sees (DeepSeek-V3.2).
-    linear: gated delta rule (Qwen3-Next): `num_heads` value heads of `v_head_dim`, `num_kv_heads` key and query heads of
-        `head_dim`, a causal convolution of `conv_kernel` tokens; a fixed state per sequence, nothing per token.
+        `qk_rope_head_dim`, shared by all heads (`num_kv_heads` 1); `head_dim` = qk_nope_head_dim + qk_rope_head_dim;
+        q_lora_rank 0: queries are projected directly. With `index_topk` > 0 an indexer of `index_num_heads` x
+        `index_head_dim` picks the keys that a query sees (DeepSeek-V3.2).
+    linear: gated delta rule (Qwen3-Next): `num_heads` value heads of `v_head_dim`, `num_kv_heads` key and query heads
+        of `head_dim`, a causal convolution of `conv_kernel` tokens; a fixed state per sequence, nothing per token.
 
-    `qk_norm`: "head" has one weight vector of head_dim for queries and one for keys, "layer" one weight for each channel
-    of all heads, "unweighted" none. `output_gate` doubles the query projection. `sinks` is one learned logit per head.
+    `qk_norm`: "head" has one weight vector of head_dim for queries and one for keys, "layer" one weight for each
+    channel of all heads, "unweighted" none. `output_gate` doubles the query projection. `sinks` is one learned logit
+    per head.
     """
 
     kind: AttentionKind
@@ -166,11 +167,10 @@ class MLP:
     bias: bool = False
 
     def linears(self, hidden_size: int) -> tuple[Linear, ...]:
-        name, width = ("gate_up_proj", 2 * self.intermediate_size) if self.gated else ("up_proj", self.intermediate_size)
-        return (
-            Linear(name, hidden_size, width, self.bias),
-            Linear("down_proj", self.intermediate_size, hidden_size, self.bias, "row"),
-        )
+        f = self.intermediate_size
+        name, outputs = ("gate_up_proj", 2 * f) if self.gated else ("up_proj", f)
+        up = Linear(name, hidden_size, outputs, self.bias)
+        return (up, Linear("down_proj", f, hidden_size, self.bias, "row"))
 
     def num_params(self, hidden_size: int) -> int:
         return sum(linear.num_params for linear in self.linears(hidden_size))
@@ -232,7 +232,7 @@ class Layer:
     """One layer: attention, feed-forward, and `num_norms` norms over hidden_size with `norm_params` weights in all.
 
     `cross_attention` is that of an encoder-decoder's decoder: its keys and values are the encoder's output, computed
-    once per sequence.
+    once per sequence, and `linears` of it names one fused projection for both inputs.
     """
 
     attention: Attention
@@ -256,13 +256,14 @@ class Layer:
 class Quantization:
     """How a checkpoint's matrices are stored (`quantization_config`); what that costs is priced elsewhere.
 
-    `method` is Hugging Face's quant_method (fp8, mxfp4, awq, gptq, compressed-tensors, modelopt ...); `group_size` is
-    the number of weights under one scale along the inputs (0: none stated), `weight_block_size` that of a block
-    (inputs, outputs); `modules_to_not_convert` stay in the model's own precision.
+    `method` is Hugging Face's quant_method (fp8, mxfp4, awq, gptq, compressed-tensors, modelopt ...); `bits` and `type`
+    are those of one weight; `group_size` is the number of weights under one scale along the inputs (0: none stated),
+    `weight_block_size` that of a block; `modules_to_not_convert` stay in the model's own precision.
     """
 
     method: str
     bits: int
+    type: Literal["int", "float"]
     group_size: int = 0
     weight_block_size: tuple[int, ...] = ()
     modules_to_not_convert: tuple[str, ...] = ()
