@@ -1,0 +1,150 @@
+"""Compiles the engine once per machine and loads the machine code without Numba afterwards.
+
+Numba's own cache does not notice a changed callee in another file, fails without a writable folder, and costs 0.5 s of
+imports before the first call. So the object code that Numba makes of `replica.advance` is kept in a per-user folder
+named after a hash of everything it depends on, and loaded with llvmlite (a dependency of Numba): 3 ms, and 1 us a call.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+SOURCES = ("state.py", "scheduler.py", "replica.py", "compiled.py")
+
+
+def cache_folder() -> Path:
+    """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one."""
+    if "INFERSIM_CACHE_DIR" in os.environ:
+        wished = Path(os.environ["INFERSIM_CACHE_DIR"])
+    elif sys.platform == "darwin":
+        wished = Path.home() / "Library" / "Caches" / "infersim"
+    else:
+        wished = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infersim"
+    try:
+        wished.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wished):
+            return wished
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="infersim-"))
+
+
+def key() -> str:
+    """Hash of the engine's sources, the compilers' versions and the processor."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    features = json.dumps(dict(llvm.get_host_cpu_features()), sort_keys=True)
+    for part in (version("numba"), version("llvmlite"), version("numpy"), sys.version, platform.platform()):
+        digest.update(part.encode())
+    digest.update((llvm.get_host_cpu_name() + features).encode())
+    return digest.hexdigest()[:24]
+
+
+def _compile() -> tuple[bytes, dict]:
+    """Object code of the engine, and its symbols: the entry, and Numba's helpers that it names and never calls."""
+    import numba
+    from numba import carray, types
+    from numba.core.runtime import _nrt_python
+    from numba._helperlib import c_helpers  # isort: skip
+
+    from . import state
+    from .replica import advance
+
+    R = len(state.RESOURCES)
+    bins = state.HISTOGRAM_BINS
+    kinds = state.MAX_ATTENTION_KINDS
+
+    def entry(call, replicas, schedulers, knobs, prices, table, attention, sums, scratch, requests, running, steps, counts, step_end, histogram, gaps, gap_offset, events):  # fmt: skip  # noqa: E501
+        c = carray(call, (1,))[0]
+        n, ranks, seqs, flight = c.num_replicas, c.ranks, c.max_num_seqs, c.steps_in_flight
+        advance(
+            c,
+            carray(replicas, (n,)),
+            carray(schedulers, (n * ranks,)),
+            carray(knobs, (n,)),
+            carray(prices, (n,)),
+            carray(table, (c.table_size,)),
+            carray(attention, (n, kinds)),
+            carray(sums, (n * ranks, kinds)),
+            carray(scratch, (2, R)),
+            carray(requests, (c.num_requests,)),
+            carray(running, (n * ranks, seqs)),
+            carray(steps, (n * ranks, flight, seqs)),
+            carray(counts, (n * ranks, flight)),
+            carray(step_end, (n, flight)),
+            carray(histogram, (n, bins)),
+            carray(gaps, (c.num_gaps,)),
+            carray(gap_offset, (c.num_requests,)),
+            carray(events, (c.max_events,)),
+        )
+
+    pointers = [
+        types.CPointer(t)
+        for t in (
+            *(numba.from_dtype(d) for d in (state.CALL, state.REPLICA, state.SCHEDULER, state.KNOBS, state.PRICE)),
+            types.float64,
+            numba.from_dtype(state.ATTENTION_PRICE),
+            numba.from_dtype(state.SUMS),
+            types.float64,
+            numba.from_dtype(state.REQUEST),
+            types.int32,
+            types.int32,
+            types.int32,
+            types.float64,
+            types.int64,
+            types.float32,
+            types.int64,
+            numba.from_dtype(state.EVENT),
+        )
+    ]
+    compiled = numba.cfunc(types.void(*pointers), error_model="numpy")(entry)
+    helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
+    return compiled._library._get_compiled_object(), {"entry": compiled.native_name, "helpers": helpers}
+
+
+def _build(folder: Path) -> None:
+    """Compile into `folder`, atomically: two processes may do so at once."""
+    if sys.stderr is not None:
+        print("infersim: compiling the engine (once per installation, about 10 s)", file=sys.stderr, flush=True)
+    code, symbols = _compile()
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        (Path(scratch) / "new").mkdir()
+        (Path(scratch) / "new" / "engine.o").write_bytes(code)
+        (Path(scratch) / "new" / "symbols.json").write_text(json.dumps(symbols))
+        try:
+            (Path(scratch) / "new").rename(folder)
+        except OSError:
+            if not (folder / "symbols.json").exists():
+                raise
+
+
+@cache
+def load():
+    """The engine's entry as a ctypes function of 18 addresses (see replica.advance), compiled first if need be."""
+    folder = cache_folder() / key()
+    if not (folder / "symbols.json").exists():
+        _build(folder)
+    symbols = json.loads((folder / "symbols.json").read_text())
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    # Error paths of Numba's wrapper name its helpers; the engine raises nothing (error_model "numpy"), so they are
+    # never called, and Numba need not be imported to have them.
+    never = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+    for helper in symbols["helpers"]:
+        llvm.add_symbol(helper, never)
+    machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data((folder / "engine.o").read_bytes()))
+    engine.finalize_object()
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 18)(engine.get_function_address(symbols["entry"]))
+    function.engine = engine  # keeps the machine code alive
+    return function

@@ -1,0 +1,227 @@
+"""One scheduler step as vLLM V1 makes it: running sequences first, then waiting ones; blocks; preemption from the tail.
+
+Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedule and KVCacheManager.allocate_slots); the
+names are vLLM's. Compiled by engine.compiled; a request is a row of state.REQUEST, a queue a linked list through it.
+"""
+
+from numba import njit
+
+from .state import QUERY_TILE, RUNNING, WAITING
+
+compiled = njit(error_model="numpy", nogil=True)
+
+
+@compiled
+def push_back(requests, scheduler, q):
+    """Append request q to the waiting queue."""
+    requests[q].next = -1
+    requests[q].prev = scheduler.waiting_tail
+    if scheduler.waiting_tail >= 0:
+        requests[scheduler.waiting_tail].next = q
+    else:
+        scheduler.waiting_head = q
+    scheduler.waiting_tail = q
+    scheduler.num_waiting += 1
+
+
+@compiled
+def push_front(requests, scheduler, q):
+    """Prepend request q to the waiting queue (where a preempted request goes)."""
+    requests[q].prev = -1
+    requests[q].next = scheduler.waiting_head
+    if scheduler.waiting_head >= 0:
+        requests[scheduler.waiting_head].prev = q
+    else:
+        scheduler.waiting_tail = q
+    scheduler.waiting_head = q
+    scheduler.num_waiting += 1
+
+
+@compiled
+def remove(requests, scheduler, q):
+    """Take request q out of the waiting queue."""
+    before, after = requests[q].prev, requests[q].next
+    if before >= 0:
+        requests[before].next = after
+    else:
+        scheduler.waiting_head = after
+    if after >= 0:
+        requests[after].prev = before
+    else:
+        scheduler.waiting_tail = before
+    scheduler.num_waiting -= 1
+
+
+@compiled
+def blocks_needed(knobs, num_computed, num_tokens):
+    """KV blocks that a sequence of num_tokens holds once its blocks outside the window of num_computed are freed."""
+    block_size = knobs.block_size
+    per_table = (num_tokens + block_size - 1) // block_size
+    if knobs.num_kv_groups == 1 and knobs.kv_window[0] == 0:
+        return per_table
+    total = 0
+    for g in range(knobs.num_kv_groups):
+        skipped = 0
+        if knobs.kv_window[g] > 0 and num_computed >= knobs.kv_window[g]:
+            skipped = (num_computed - knobs.kv_window[g] + 1) // block_size
+        total += knobs.kv_multiplicity[g] * (per_table - skipped)
+    return total
+
+
+@compiled
+def blocks_of_whole_sequence(knobs, num_tokens):
+    """KV blocks that the admission gate asks for: the whole sequence, windows capped at what one step can hold."""
+    block_size = knobs.block_size
+    per_table = (num_tokens + block_size - 1) // block_size
+    total = 0
+    for g in range(knobs.num_kv_groups):
+        blocks = per_table
+        if knobs.kv_window[g] > 0:
+            # vLLM SlidingWindowManager: window - 1 keys kept, one step's tokens, and one block for misalignment
+            held = knobs.kv_window[g] - 1 + knobs.max_num_batched_tokens
+            blocks = min(blocks, (held + block_size - 1) // block_size + 1)
+        total += knobs.kv_multiplicity[g] * blocks
+    return total
+
+
+@compiled
+def windowed_pairs(start, n, window):
+    """Sum over the n queries at positions start.. of the keys visible to each: min(position + 1, window)."""
+    full = min(max(window - start, 0), n)  # the first `full` queries see everything before them
+    return full * start + full * (full + 1) // 2 + (n - full) * window
+
+
+@compiled
+def add_to_sums(sums, attention, num_kinds, start, n):
+    """Add n new tokens after `start` computed ones to the step's sums, for each attention kind."""
+    for kind in range(num_kinds):
+        window = attention[kind].window
+        row = sums[kind]
+        if n == 1:
+            keys = start + 1
+            if 0 < window < keys:
+                keys = window
+            row.num_decodes += 1
+            row.decode_keys += keys
+        else:
+            keys = start + n
+            if window > 0:
+                keys = min(keys, window - 1 + n)
+                row.prefill_pairs += windowed_pairs(start, n, window)
+            else:
+                row.prefill_pairs += n * start + n * (n + 1) // 2
+            row.prefill_keys += keys
+            row.prefill_tokens += n
+            row.query_tiles += (n + QUERY_TILE - 1) // QUERY_TILE
+
+
+@compiled
+def enter_step(requests, q, n, knobs, sums, attention, num_kinds):
+    """Advance request q by n tokens; returns its entry in the step: q if it samples a token, else ~q."""
+    request = requests[q]
+    add_to_sums(sums, attention, num_kinds, request.num_computed_tokens, n)
+    request.num_computed_tokens += n
+    known = request.prompt_tokens + request.num_output_tokens + request.num_placeholders
+    if request.num_computed_tokens < known:
+        return ~q
+    if knobs.async_scheduling:
+        request.num_placeholders += 1
+    return q
+
+
+@compiled
+def schedule(requests, replica, scheduler, knobs, running, step, sums, attention, num_kinds):
+    """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
+
+    running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs]; sums: SUMS[kinds].
+    """
+    budget = knobs.max_num_batched_tokens
+    count = 0
+    preempted = False
+    threshold = knobs.long_prefill_token_threshold
+    if knobs.long_prefill_needs_contention and scheduler.num_running + scheduler.num_waiting <= 1:
+        threshold = 0
+
+    i = 0
+    while i < scheduler.num_running and budget > 0:
+        q = running[i]
+        request = requests[q]
+        i += 1
+        n = (
+            request.prompt_tokens
+            + request.num_output_tokens
+            + request.num_placeholders
+            - request.num_computed_tokens
+        )
+        if (
+            request.num_placeholders > 0
+            and request.num_output_tokens + request.num_placeholders >= request.max_tokens
+        ):
+            continue  # its last token is in flight
+        if 0 < threshold < n:
+            n = threshold
+        n = min(n, budget, knobs.max_model_len - 1 - request.num_computed_tokens)
+        if n <= 0:
+            continue
+        needed = blocks_needed(knobs, request.num_computed_tokens, request.num_computed_tokens + n)
+        victim = -1
+        while needed - request.num_blocks > scheduler.free_blocks:
+            scheduler.num_running -= 1
+            victim = running[scheduler.num_running]
+            requests[victim].status = WAITING
+            requests[victim].num_computed_tokens = 0
+            requests[victim].num_preemptions += 1
+            scheduler.free_blocks += requests[victim].num_blocks
+            requests[victim].num_blocks = 0
+            push_front(requests, scheduler, victim)
+            replica.num_preemptions += 1
+            preempted = True
+            if victim == q:
+                break
+        if victim == q:
+            break
+        scheduler.free_blocks -= needed - request.num_blocks
+        request.num_blocks = needed
+        step[count] = enter_step(requests, q, n, knobs, sums, attention, num_kinds)
+        count += 1
+        budget -= n
+
+    if not preempted:
+        q = scheduler.waiting_head
+        while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
+            request = requests[q]
+            after = request.next
+            num_tokens = request.prompt_tokens + request.num_output_tokens
+            n = num_tokens
+            if 0 < threshold < n:
+                n = threshold
+            if n > budget and not knobs.chunked_prefill:
+                if knobs.skip_unfit_prefill:
+                    q = after
+                    continue
+                break
+            n = min(n, budget)
+            watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
+            if (
+                knobs.reserve_full_isl
+                and blocks_of_whole_sequence(knobs, num_tokens) + watermark > scheduler.free_blocks
+            ):
+                break
+            needed = blocks_needed(knobs, 0, n)
+            if needed + watermark > scheduler.free_blocks:
+                break
+            remove(requests, scheduler, q)
+            request.status = RUNNING
+            running[scheduler.num_running] = q
+            scheduler.num_running += 1
+            scheduler.free_blocks -= needed
+            request.num_blocks = needed
+            if request.scheduled < 0.0:
+                request.scheduled = replica.now
+            step[count] = enter_step(requests, q, n, knobs, sums, attention, num_kinds)
+            count += 1
+            budget -= n
+            q = after
+
+    scheduler.num_scheduled = count
+    scheduler.num_tokens = knobs.max_num_batched_tokens - budget
