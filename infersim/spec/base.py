@@ -17,9 +17,6 @@ class Description(BaseModel):
     @classmethod
     def validate(cls, data: Any, where: str) -> Self:  # replaces pydantic 1's method of that name
         """The description that `data` holds. InputError with a line `where: dotted.path: message` for each problem."""
-        if isinstance(data, dict) and not all(isinstance(key, str) for key in data):
-            odd = next(key for key in data if not isinstance(key, str))
-            raise InputError(f"{where}: key {short(odd)} must be a word; known keys: {', '.join(cls.model_fields)}")
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -28,9 +25,9 @@ class Description(BaseModel):
 
 
 def near(word: str, known: list[str], known_as: str = "known") -> str:
-    """`; did you mean X?` if one is close, else `; known: all of them`."""
-    close = difflib.get_close_matches(word[:100], known, 1)
-    return f"; did you mean {close[0]}?" if close else f"; {known_as}: {', '.join(known)}"
+    """`; did you mean X?` if some are close, else `; known: all of them`."""
+    close = difflib.get_close_matches(word[:100], known, 1) or [k for k in known if word and k.startswith(word[:3])]
+    return f"; did you mean {' or '.join(close)}?" if close else f"; {known_as}: {', '.join(known)}"
 
 
 def _line(cls: type[BaseModel], data: Any, error: Any, where: str) -> str:
@@ -69,6 +66,8 @@ def _message(model: type[BaseModel] | None, error: Any) -> str:
         case "extra_forbidden":
             known = list(model.model_fields) if model else []
             return "unknown key" + near(str(error["loc"][-1]), known, "known keys")
+        case "invalid_key":
+            return "a key must be a word"
         case "missing":
             name = error["loc"][-1]
             about = model.model_fields[name].description if model and name in model.model_fields else None

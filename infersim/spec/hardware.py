@@ -100,7 +100,7 @@ class Hardware(Description):
         return self
 
 
-def load_hardware(name_or_path: str | Path, near_file: Path | None = None) -> Hardware:
+def load_hardware(name_or_path: str | Path, near_file: Path | None = None, where: str = "") -> Hardware:
     """The profile by name, or at a path (from the folder of `near_file` first). InputError lists near names."""
-    path = find("hardware_profiles", name_or_path, near_file)
+    path = find("hardware_profiles", name_or_path, near_file, where)
     return Hardware.validate(load_yaml(path), str(path))

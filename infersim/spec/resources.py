@@ -25,18 +25,23 @@ def names(folder: str) -> list[str]:
     return sorted(path.stem for path in packaged(folder).glob("*.yaml"))
 
 
-def is_file(path: Path) -> bool:
-    """Whether a file lies there; no is also the answer for text that cannot be a path."""
+def exists(path: Path) -> bool:
+    """Whether a file or folder lies there; no is also the answer for text that cannot be a path."""
     try:
-        return path.is_file()
+        return path.exists()
     except (OSError, ValueError):
         return False
 
 
-def find(folder: str, name_or_path: str | Path, near_file: Path | None = None) -> Path:
+def is_file(path: Path) -> bool:
+    """Whether a file lies there."""
+    return exists(path) and path.is_file()
+
+
+def find(folder: str, name_or_path: str | Path, near_file: Path | None = None, where: str = "") -> Path:
     """The file meant: a path (from the folder of `near_file`, then from the current one), else a packaged name.
 
-    InputError lists near names. Names are lower case; any case is understood.
+    InputError lists near names; `where` says who asked. Names are lower case; any case is understood.
     """
     for base in ([near_file.parent] if near_file else []) + [Path()]:
         if is_file(base / name_or_path):
@@ -45,7 +50,8 @@ def find(folder: str, name_or_path: str | Path, near_file: Path | None = None) -
     if Path(name_or_path).name == str(name_or_path) and is_file(path):
         return path
     hint = near(str(name_or_path), names(folder), "known")
-    raise InputError(f"{short(str(name_or_path))}: no such {FOLDERS[folder]} or file{hint}")
+    asked = f"{where}: " if where else ""
+    raise InputError(f"{asked}{short(str(name_or_path))}: no such {FOLDERS[folder]} or file{hint}")
 
 
 def load_yaml(path: Path) -> Any:

@@ -15,6 +15,7 @@ UNITS: dict[str, tuple[str, str, dict[str, float]]] = {
     "B/s": ("a bandwidth in bytes", "3.35 TB/s", {p + "B/s": f for p, f in (DECIMAL | BINARY).items()}),
     "FLOP/s": ("a rate", "989 TFLOP/s", {p + u: f for p, f in DECIMAL.items() for u in ("FLOP/s", "FLOPS")}),
     "s": ("a time", "500 ms", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}),
+    "ms": ("a time in ms", "500 or 0.5 s", {"ms": 1.0, "s": 1e3, "us": 1e-3, "µs": 1e-3}),
     "W": ("a power", "700 W", {"W": 1.0, "kW": 1e3}),
     "Hz": ("a frequency", "1.98 GHz", {p + "Hz": DECIMAL[p] for p in ("", "k", "M", "G")}),
     "1/s": ("a rate per second", "10 or 10 1/s", {"1/s": 1.0, "req/s": 1.0}),
@@ -94,6 +95,7 @@ Bytes = quantity("B")
 BytesPerSecond = quantity("B/s")
 FlopsPerSecond = quantity("FLOP/s")
 Seconds = quantity("s")
+Milliseconds = quantity("ms")
 Watts = quantity("W")
 UsdPerHour = quantity("USD/h")
 PerSecond = quantity("1/s")

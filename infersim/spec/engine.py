@@ -1,0 +1,253 @@
+"""The serving engine: a preset (one version of one engine, a row of knobs) and what the user changes in it."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from .base import Description, near
+from .errors import InputError
+from .hardware import Hardware
+from .units import Count, CountOrZero, Number, Seconds, Share, short
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class EnginePreset:
+    """One engine version as a flat row of knobs; times in seconds."""
+
+    name: str
+    version: str
+    batch_defaults: tuple[tuple[float, int, int], ...]
+    """server defaults, first row that fits: (memory in bytes at least, max_num_batched_tokens, max_num_seqs)"""
+    gpu_memory_utilization: float
+    count_cuda_graph_memory: bool
+    """the CUDA-graph estimate is taken from the KV cache's share (since 0.21)"""
+    reserve_full_isl: bool
+    """admit a request only if blocks for its whole sequence are free"""
+    async_scheduling: bool
+    """the next step is scheduled before this step's tokens are known"""
+    skip_unfit_prefill: bool
+    """chunked prefill off: a prompt above the budget lets the next ones try, rather than ending the scan"""
+    long_prefill_needs_contention: bool
+    """long_prefill_token_threshold applies only when more than one request exists"""
+    host_step_time: float
+    """CPU seconds of the engine core per step, hidden behind the device under async scheduling"""
+    source: str
+    notes: str
+    """which of the differences between 0.11 and 0.33 this version has, and since when"""
+    block_size: int = 16
+    chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    """share of the blocks kept free when admitting beside running requests"""
+    host_sequence_time: float = 6e-6
+    """CPU seconds of the engine core per sequence in a step"""
+    host_request_time: float = 2e-3
+    """CPU seconds of the API server per request before the scheduler sees it"""
+    host_source: str = (
+        "assumed; between Scheduler.update_from_output alone (1.1 us per sequence, vLLM pull request 46112) and a"
+        " whole 0.27.1 engine loop without a GPU (541 us per step, 12.7 us per running request, simllm pull request"
+        " 204, which calls its own values unstable); request time: HTTP, tokenizer, one hop between processes"
+    )
+
+
+SMALL_ROW = (0.0, 2048, 256)
+ROWS_0_11 = ((70 * GIB, 8192, 1024), SMALL_ROW)
+ROWS_0_33 = ((160 * GIB, 16384, 1024), *ROWS_0_11)
+
+PRESETS: dict[str, EnginePreset] = {
+    preset.name: preset
+    for preset in (
+        EnginePreset(
+            name="vllm-0.11",
+            version="0.11.0",
+            batch_defaults=ROWS_0_11,
+            gpu_memory_utilization=0.9,
+            count_cuda_graph_memory=False,
+            reserve_full_isl=False,
+            async_scheduling=False,
+            skip_unfit_prefill=True,
+            long_prefill_needs_contention=False,
+            host_step_time=1e-3,
+            source="vLLM 0.11.0: v1/core/sched/scheduler.py, engine/arg_utils.py",
+            notes="the older end: has none of the differences",
+        ),
+        EnginePreset(
+            name="vllm-0.15",
+            version="0.15.0",
+            batch_defaults=ROWS_0_11,
+            gpu_memory_utilization=0.9,
+            count_cuda_graph_memory=False,
+            reserve_full_isl=False,
+            async_scheduling=True,
+            skip_unfit_prefill=False,
+            long_prefill_needs_contention=False,
+            host_step_time=0.5e-3,
+            source="vLLM 0.14.0 release notes (async scheduling by default); pull requests 28911 and 37307",
+            notes="has: async scheduling (since 0.14), an unchunked prompt above the budget ends the scan (pull"
+            " request 28911, 2025-11: 0.12 by its date). Not yet: whole-sequence gate (pull request 37307, 2026-03),"
+            " CUDA graphs counted (0.21), utilisation 0.92 (assumed to have come with it), 16384 tokens from 160 GiB"
+            " (pull request 51726, 2026-08), contention rule of the long-prefill threshold (57951, 2026-09)",
+        ),
+        EnginePreset(
+            name="vllm-0.19",
+            version="0.19.0",
+            batch_defaults=ROWS_0_11,
+            gpu_memory_utilization=0.9,
+            count_cuda_graph_memory=False,
+            reserve_full_isl=True,
+            async_scheduling=True,
+            skip_unfit_prefill=False,
+            long_prefill_needs_contention=False,
+            host_step_time=0.5e-3,
+            source="vLLM pull request 37307 (scheduler_reserve_full_isl); CUDA-graph memory: vLLM's own log says"
+            " 'default since v0.21.0'",
+            notes="has: async scheduling (0.14), an unchunked prompt above the budget ends the scan (0.12),"
+            " whole-sequence gate (pull request 37307, 2026-03). Not yet: CUDA graphs counted (0.21), utilisation 0.92"
+            " (assumed to have come with it), 16384 tokens from 160 GiB (pull request 51726, 2026-08), contention rule"
+            " of the long-prefill threshold (57951, 2026-09)",
+        ),
+        EnginePreset(
+            name="vllm-0.33",
+            version="0.33.0",
+            batch_defaults=ROWS_0_33,
+            gpu_memory_utilization=0.92,
+            count_cuda_graph_memory=True,
+            reserve_full_isl=True,
+            async_scheduling=True,
+            skip_unfit_prefill=False,
+            long_prefill_needs_contention=True,
+            host_step_time=0.5e-3,
+            source="vLLM 0.33: v1/core/sched/scheduler.py, engine/arg_utils.py, config/cache.py",
+            notes="the newer end: has all of the differences",
+        ),
+    )
+}
+
+
+def _preset(value: Any) -> str:
+    if not isinstance(value, str) or value not in PRESETS:
+        raise ValueError(f"no such engine preset (got {short(value)}){near(str(value), list(PRESETS), 'known')}")
+    return value
+
+
+def _prefix_caching(value: Any) -> bool:
+    if value not in (False, None):
+        raise ValueError(f"must be false: prefix caching is not modelled yet (got {short(value)})")
+    return False
+
+
+class Engine(Description):
+    """A preset and the flags that differ from it; names are vLLM's. Null means the preset's or the GPU's default."""
+
+    preset: Annotated[str, BeforeValidator(_preset)] = "vllm-0.33"
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    block_size: Annotated[Count, Field(le=65536)] | None = None
+    """tokens per KV block"""
+    gpu_memory_utilization: Share | None = None
+    """share of the device's total memory that the engine may use"""
+    max_model_len: Count | None = None
+    """longest sequence, prompt and output; default: the model's"""
+    num_gpu_blocks_override: Annotated[Count, Field(ge=2)] | None = None
+    """number of KV blocks instead of what fits; one of them is vLLM's null block"""
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: CountOrZero | None = None
+    """most tokens of one prefill in a step; 0: no limit"""
+    watermark: Annotated[Number, Field(lt=1)] | None = None
+    """share of the blocks kept free when admitting beside running requests"""
+    scheduler_reserve_full_isl: bool | None = None
+    """admit a request only if blocks for its whole sequence are free"""
+    async_scheduling: bool | None = None
+    enable_prefix_caching: Annotated[bool, BeforeValidator(_prefix_caching)] = False
+    scheduling_policy: Literal["fcfs"] = "fcfs"
+    host_step_time: Seconds | None = None
+    """CPU time of the engine core per step"""
+    host_sequence_time: Seconds | None = None
+    """CPU time of the engine core per sequence in a step"""
+    host_request_time: Seconds | None = None
+    """CPU time of the API server per request"""
+
+
+@dataclass(frozen=True)
+class ResolvedEngine:
+    """Every knob with its value, and in `origin` where each value came from; times in seconds."""
+
+    preset: str
+    version: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    gpu_memory_utilization: float
+    max_model_len: int
+    num_gpu_blocks_override: int | None
+    chunked_prefill: bool
+    long_prefill_token_threshold: int
+    long_prefill_needs_contention: bool
+    watermark: float
+    reserve_full_isl: bool
+    async_scheduling: bool
+    skip_unfit_prefill: bool
+    count_cuda_graph_memory: bool
+    host_step_time: float
+    host_sequence_time: float
+    host_request_time: float
+    origin: dict[str, str]
+    """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
+
+
+SAME_NAME = ("block_size", "gpu_memory_utilization", "long_prefill_token_threshold", "watermark", "async_scheduling",
+             "host_step_time", "host_sequence_time", "host_request_time")  # fmt: skip
+PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory")
+
+
+def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedEngine:
+    """`engine` with every default filled in as the version's server does on this device (arg_utils.get_batch_defaults).
+
+    `model_max_len` in tokens. InputError for what the real server refuses at start.
+    """
+    preset = PRESETS[engine.preset]
+    knobs: dict[str, Any] = {"preset": engine.preset, **{key: getattr(preset, key) for key in PRESET_ONLY}}
+    origin = dict.fromkeys(PRESET_ONLY, "preset default")
+
+    def choose(knob: str, user: Any, default: Any, otherwise: str) -> None:
+        knobs[knob], origin[knob] = (default, otherwise) if user is None else (user, "user")
+
+    for knob in SAME_NAME:
+        choose(knob, getattr(engine, knob), getattr(preset, knob), "preset default")
+    choose("chunked_prefill", engine.enable_chunked_prefill, preset.chunked_prefill, "preset default")
+    choose("reserve_full_isl", engine.scheduler_reserve_full_isl, preset.reserve_full_isl, "preset default")
+    choose("num_gpu_blocks_override", engine.num_gpu_blocks_override, None, "none: from the memory")
+    choose("max_model_len", engine.max_model_len, model_max_len, "model")
+
+    tokens, seqs = next(
+        row[1:]
+        for row in preset.batch_defaults
+        # vLLM looks at the device's name: an A100 takes the small row whatever its memory
+        if row is SMALL_ROW or (hardware.memory_usable >= row[0] and "a100" not in hardware.name.lower())
+    )
+    if not knobs["chunked_prefill"]:
+        tokens = max(tokens, knobs["max_model_len"])
+    choose("max_num_batched_tokens", engine.max_num_batched_tokens, tokens, "GPU default")
+    choose("max_num_seqs", engine.max_num_seqs, seqs, "GPU default")
+    if knobs["max_num_seqs"] > knobs["max_num_batched_tokens"]:
+        knobs["max_num_seqs"] = knobs["max_num_batched_tokens"]
+        origin["max_num_seqs"] = "limited by max_num_batched_tokens"
+
+    problems = []
+    if knobs["max_model_len"] > model_max_len:
+        problems.append(
+            f"engine.max_model_len: {knobs['max_model_len']} is longer than the model's {model_max_len} tokens;"
+            f" must be at most {model_max_len}"
+        )
+    if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
+        problems.append(
+            f"engine.max_num_batched_tokens: {knobs['max_num_batched_tokens']} is smaller than max_model_len"
+            f" {knobs['max_model_len']} and chunked prefill is off, so longer prompts could never run;"
+            f" must be at least {knobs['max_model_len']}, or lower max_model_len"
+        )
+    if problems:
+        raise InputError(problems)
+    return ResolvedEngine(**knobs, origin=origin)

@@ -1,0 +1,46 @@
+"""How one replica spreads over GPUs."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from .base import Description
+from .units import Count
+
+
+class Parallelism(Description):
+    """GPUs of a replica = tensor x pipeline x attention_data = moe_tensor x expert x pipeline.
+
+    Whole copies are `cluster.replicas`. Context parallelism shares the GPUs of tensor parallelism, as vLLM's does.
+    """
+
+    tensor: Count = 1
+    pipeline: Count = 1
+    attention_data: Count = 1
+    """ranks with their own requests and KV cache, which share the experts"""
+    expert: Count = 1
+    moe_tensor: Count | None = None
+    """default: tensor x attention_data / expert"""
+    context: Count = 1
+    """ranks that share the KV cache of one sequence"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        attention = self.tensor * self.attention_data
+        if attention % self.expert:
+            raise ValueError(f"expert must divide tensor x attention_data = {attention} (got {self.expert})")
+        if self.moe_tensor is None:
+            object.__setattr__(self, "moe_tensor", attention // self.expert)  # frozen: filled once, while being made
+        if self.moe_tensor * self.expert != attention:
+            raise ValueError(
+                f"moe_tensor x expert must equal tensor x attention_data = {attention}"
+                f" (got {self.moe_tensor} x {self.expert} = {self.moe_tensor * self.expert})"
+            )
+        if self.tensor % self.context:
+            raise ValueError(f"context must divide tensor = {self.tensor} (got {self.context})")
+        return self
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor * self.pipeline * self.attention_data

@@ -1,0 +1,169 @@
+"""A scenario: everything that one run needs, read from YAML."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from .base import Description
+from .engine import Engine
+from .errors import InputError
+from .hardware import Hardware, load_hardware
+from .parallelism import Parallelism
+from .precision import Precision
+from .resources import exists, find, load_yaml, parse_yaml
+from .slo import Slo
+from .units import Count, CountOrZero, parse_quantity, short
+from .workload import Workload
+
+
+def _warmup(value: Any) -> float | str:
+    return value if value == "auto" else parse_quantity(value, "s")
+
+
+def _not_yet(value: Any) -> None:
+    if value is not None:
+        raise ValueError(f"must be null: speculation is not modelled yet (got {short(value)})")
+
+
+class Cluster(Description):
+    """Copies of the engine."""
+
+    replicas: Annotated[Count, Field(le=10_000)] = 1
+
+
+class Simulation(Description):
+    """How the run is made, not what is run."""
+
+    seed: CountOrZero = 0
+    replications: Annotated[Count, Field(le=10_000)] = 1
+    """runs with different draws, for confidence intervals"""
+    warmup: Annotated[
+        float | Literal["auto"],
+        BeforeValidator(_warmup),
+        WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
+    ] = 0.0
+    """seconds at the start that metrics leave out; auto only for open-ended stationary workloads"""
+
+
+class Scenario(Description):
+    """One deployment under one workload; the least is model, hardware and workload."""
+
+    model: Annotated[str, Field(min_length=1, max_length=4096)]
+    """catalogue name, or a path to a Hugging Face config.json or its folder"""
+    hardware: Hardware
+    """name or path of a hardware profile, or the profile itself"""
+    workload: Workload
+    """name or path of a workload, or the workload itself"""
+    parallelism: Parallelism = Parallelism()
+    precision: Precision = Precision()
+    engine: Engine = Engine()
+    slo: Slo = Slo()
+    cluster: Cluster = Cluster()
+    speculation: Annotated[None, BeforeValidator(_not_yet)] = None
+    simulation: Simulation = Simulation()
+
+    def resolved(self) -> dict[str, Any]:
+        """The scenario with every default, JSON-ready, in SI units; valid input for `build_scenario` again."""
+        return self.model_dump(mode="json") | {"slo": self.slo.model_dump(mode="json", exclude_none=True)}
+
+
+def load_scenario(name_or_path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
+    """The scenario by path or packaged name, with `key.key=value` overrides. InputError with all problems at once.
+
+    Paths inside it are looked for beside the file, then in the current folder.
+    """
+    path = find("scenarios", name_or_path)
+    return build_scenario(load_yaml(path), str(path), overrides, path)
+
+
+def build_scenario(
+    data: Any, where: str, overrides: list[str] | tuple[str, ...] = (), near_file: Path | None = None
+) -> Scenario:
+    """The scenario that a mapping holds; `where` names it in errors."""
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: must be a mapping with model, hardware and workload (got {short(data)})")
+    data, problems = dict(data), []
+    for override in overrides:
+        _collect(problems, _override, data, override, where, near_file)
+    data = {key: value for key, value in data.items() if value is not None}  # an empty section is its default
+    if "model" in data:
+        data["model"] = _beside(data["model"], near_file)
+    for key, load in LOAD.items():
+        if isinstance(data.get(key), str):
+            _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, near_file)}))
+    if isinstance(data.get("workload"), dict):
+        data["workload"] = _anchored(data["workload"], near_file)
+    # what could not be loaded is still a name, and has its own message already
+    unloaded = tuple(f"{where}: {key}:" for key in ("hardware", "workload") if isinstance(data.get(key), str))
+    try:
+        scenario = Scenario.validate(data, where)
+    except InputError as error:
+        problems += [line for line in error.problems if not line.startswith(unloaded)]
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    return scenario
+
+
+def _collect(problems: list[str], action: Any, *args: Any) -> None:
+    try:
+        action(*args)
+    except InputError as error:
+        problems += error.problems
+
+
+def _override(data: dict, text: str, where: str, near_file: Path | None) -> None:
+    """Sets one `key.key=value` in `data`; the value is YAML."""
+    asked = f"--set {short(text)[1:-1]}"
+    keys, equals, value = text.partition("=")
+    *path, last = keys.strip().split(".")
+    if not equals or not all([*path, last]):
+        raise InputError(f"{asked}: must be key=value, such as engine.max_num_seqs=512")
+    here = data
+    for depth, key in enumerate(path):
+        inner = here.get(key)
+        if depth == 0 and key in LOAD and isinstance(inner, str):
+            inner = LOAD[key](inner, where, near_file)
+        if inner is not None and not isinstance(inner, dict):
+            raise InputError(f"{asked}: {'.'.join(path[: depth + 1])} is {short(inner)}, which has no key {last}")
+        here[key] = dict(inner or {})
+        here = here[key]
+    here[last] = parse_yaml(value, asked)
+
+
+def _load_hardware(name: str, where: str, near_file: Path | None) -> dict:
+    return load_hardware(name, near_file, f"{where}: hardware").model_dump(mode="json")
+
+
+def _load_workload(name: str, where: str, near_file: Path | None) -> dict:
+    path = find("workloads", name, near_file, f"{where}: workload")
+    data = load_yaml(path)
+    Workload.validate(data, str(path))
+    return _anchored(data, path)
+
+
+LOAD = {"hardware": _load_hardware, "workload": _load_workload}
+"""sections that a name or path may stand for"""
+
+
+def _anchored(workload: dict, file: Path | None) -> dict:
+    """The workload with its trace as seen from the folder of `file`."""
+    return {key: _beside(value, file) if key == "trace" else value for key, value in workload.items()}
+
+
+def _beside(value: Any, file: Path | None) -> Any:
+    """The path `value` as seen from the folder of `file`, if something lies there; else `value`."""
+    if isinstance(value, str) and value and file and exists(file.parent / value):
+        return str(file.parent / value)
+    return value
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a scenario file, for editors."""
+    schema = Scenario.model_json_schema()
+    for key in ("hardware", "workload"):
+        schema["properties"][key] = {
+            "anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{key.capitalize()}"}],
+            "description": Scenario.model_fields[key].description,
+        }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
