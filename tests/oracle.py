@@ -1,0 +1,349 @@
+"""The serving engine written slowly and plainly, as the specification the compiled engine is checked against.
+
+One replica, one scheduler, one pool of KV blocks, prefix reuse off. The rules are those of vLLM V1's scheduler
+(vllm/v1/core/sched/scheduler.py of 0.11, with knobs for what 0.33 changed) and of its engine core's loop: lists
+`running` and `waiting`, a token budget, blocks, recompute preemption from the tail. Times are seconds.
+
+`simulate(requests, knobs, price)` runs requests (dicts of arrival, prompt_tokens, output_tokens, max_tokens, sorted by
+arrival) to the end. What must hold in every run (blocks, tokens, requests) is asserted on the way.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil, inf, isclose
+from typing import NamedTuple
+
+COMPLETED, REJECTED = "completed", "rejected"
+PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN = "prompt_too_long", "over_max_model_len"
+QUERY_TILE = 128
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The scheduler's settings; a run's `knobs` dict overrides these defaults by name."""
+
+    block_size: int = 16
+    num_gpu_blocks: int = 1001  # block 0 is vLLM's null block, never given out
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    chunked_prefill: bool = True
+    skip_unfit_prefill: bool = False  # chunked prefill off, n over the budget: try the next (0.11) or stop (0.33)
+    long_prefill_token_threshold: int = 0  # 0: no limit
+    long_prefill_needs_contention: bool = False  # 0.33: no limit for a request that is alone
+    reserve_full_isl: bool = False  # 0.33: admit only what fits as a whole (scheduler_reserve_full_isl)
+    watermark_blocks: int = 0
+    steps_in_flight: int = 1  # 1: synchronous; 2: async scheduling; or the number of pipeline stages
+    async_scheduling: bool = False  # schedule a token's successor before the token is known
+    max_concurrency: int = 0  # requests a client has open at most; 0: no limit
+    host_step_time: float = 0.0
+    host_sequence_time: float = 0.0
+    host_request_time: float = 0.0
+
+
+@dataclass(eq=False)
+class Request:
+    """A request's state and, when the run is over, its record. -inf is a time that has not come."""
+
+    index: int
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int  # what the model would generate: the scheduler must not look at it
+    max_tokens: int
+    status: str = ""
+    reason: str = ""
+    sent: float = -inf
+    visible: float = -inf
+    scheduled: float = -inf  # start of the first schedule() that gave it tokens
+    first_token: float = -inf
+    last_token: float = -inf
+    token_times: list[float] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_placeholders: int = 0  # tokens sampled in steps in flight, under async scheduling
+    num_steps_in_flight: int = 0  # steps in flight that hold a chunk of it
+    num_blocks: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def outputs(self) -> int:
+        return len(self.token_times)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.outputs
+
+
+class Sums:
+    """What a step's price may depend on. scheduled: (s, n) per sequence, n new tokens after s computed ones.
+
+    A sequence with n = 1 decodes, one with n > 1 prefills. The new token at position p (from 0) sees min(p + 1, window)
+    keys, itself included; window 0 is full attention. query_tiles: tiles of 128 queries, rounded up per prefill.
+    """
+
+    def __init__(self, scheduled: list[tuple[int, int]]):
+        self.decodes = [s for s, n in scheduled if n == 1]
+        self.prefills = [(s, n) for s, n in scheduled if n > 1]
+        self.num_tokens = sum(n for _, n in scheduled)
+        self.num_sequences = len(scheduled)
+        self.num_decodes = len(self.decodes)
+        self.num_prefills = len(self.prefills)
+        self.prefill_tokens = sum(n for _, n in self.prefills)
+        self.query_tiles = sum(ceil(n / QUERY_TILE) for _, n in self.prefills)
+
+    def decode_keys(self, window: int = 0) -> int:
+        """Keys the decodes see: sum of min(s + 1, window)."""
+        return sum(visible_keys(s, window) for s in self.decodes)
+
+    def prefill_pairs(self, window: int = 0) -> int:
+        """Query-key pairs of the prefills: sum over i in 0..n-1 of min(s + i + 1, window)."""
+        return sum(visible_keys(s + i, window) for s, n in self.prefills for i in range(n))
+
+    def prefill_keys(self, window: int = 0) -> int:
+        """Keys that any query of a chunk sees, the first query's oldest to the last: min(s + n, window + n - 1)."""
+        return sum(visible_keys(s, window) + n - 1 for s, n in self.prefills)
+
+
+def visible_keys(position: int, window: int) -> int:
+    return min(position + 1, window) if window else position + 1
+
+
+# Seconds (issue, latency) of a step: until the device can start the next one, until this one's tokens are known.
+Price = Callable[[Sums], tuple[float, float]]
+
+
+def price_from_step_cost(cost) -> Price:
+    """The price that an infersim.engine.price.StepCost stands for: everything added up, issue = latency."""
+
+    def smooth_max(a, b, knee):
+        return (a**knee + b**knee) ** (1 / knee)
+
+    def price(sums: Sums) -> tuple[float, float]:
+        seconds = float(sum(cost.linear[sums.num_tokens])) + float(sum(cost.head[sums.num_sequences]))
+        for kind in cost.attention:
+            c = {name: kind[name].item() for name in kind.dtype.names}
+            if sums.num_decodes:
+                keys = sums.decode_keys(c["window"])
+                memory = c["decode_kv"] * keys + c["decode_activations"] * sums.num_decodes
+                seconds += c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_knee"])
+            if sums.num_prefills:
+                keys, pairs = sums.prefill_keys(c["window"]), sums.prefill_pairs(c["window"])
+                memory = c["prefill_kv"] * keys + c["prefill_activations"] * sums.prefill_tokens
+                compute = c["prefill_compute"] * pairs + c["prefill_tile"] * sums.query_tiles
+                seconds += c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_knee"])
+        return seconds, seconds
+
+    return price
+
+
+class Entry(NamedTuple):
+    """A sequence's part of a step: n tokens, and whether the last of them yields a new token."""
+
+    request: Request
+    n: int
+    samples: bool
+
+
+@dataclass
+class Outcome:
+    """records: the requests, in order. steps: per step the time of its schedule() and its (request index, n)."""
+
+    records: list[Request]
+    steps: list[tuple[float, list[tuple[int, int]]]]
+    num_steps: int
+    num_preemptions: int
+    in_system_time: float  # integral over time of the number of requests sent and not finished
+
+
+def simulate(requests: list[dict], knobs: dict, price: Price) -> Outcome:
+    return Simulation(requests, Knobs(**knobs), price).run()
+
+
+class Simulation:
+    def __init__(self, requests: list[dict], knobs: Knobs, price: Price):
+        self.knobs, self.price = knobs, price
+        self.requests = [Request(i, **r) for i, r in enumerate(requests)]
+        assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
+        self.usable_blocks = self.free_blocks = knobs.num_gpu_blocks - 1
+        assert knobs.max_model_len <= self.usable_blocks * knobs.block_size
+        self.pending = list(self.requests)  # with the client
+        self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
+        self.incoming: list[Request] = []  # sent, on their way to the scheduler
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []  # in order of admission
+        self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
+        self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
+        self.steps: list[tuple[float, list[tuple[int, int]]]] = []
+
+    def run(self) -> Outcome:
+        """The engine core's loop: keep `steps_in_flight` steps queued, otherwise wait for the oldest."""
+        self.send()
+        while True:
+            self.check()
+            if len(self.in_flight) < self.knobs.steps_in_flight:
+                while self.incoming and self.incoming[0].visible <= self.now:
+                    self.waiting.append(self.incoming.pop(0))
+                if entries := self.schedule():
+                    self.issue(entries)
+                    continue
+            if self.in_flight:
+                self.complete(*self.in_flight.pop(0))
+            elif self.running or self.waiting:
+                raise RuntimeError(f"zero progress at {self.now} s")
+            elif self.incoming:
+                self.now = max(self.now, self.incoming[0].visible)
+            else:
+                break
+        return self.outcome()
+
+    def send(self) -> None:
+        """Send every request that has a place, in order of arrival. A rejected one gives its place back at once."""
+        limited = self.knobs.max_concurrency > 0
+        while self.pending and (self.places or not limited):
+            request = self.pending.pop(0)
+            request.sent = max(request.arrival, self.places[0]) if limited else request.arrival
+            too_long = request.prompt_tokens >= self.knobs.max_model_len
+            if too_long or request.prompt_tokens + request.max_tokens > self.knobs.max_model_len:
+                request.status = REJECTED
+                request.reason = PROMPT_TOO_LONG if too_long else OVER_MAX_MODEL_LEN
+                continue
+            del self.places[:1]
+            request.visible = request.sent + self.knobs.host_request_time
+            self.incoming.append(request)
+
+    def schedule(self) -> list[Entry]:
+        """Choose the tokens of one step and count them as computed. Empty: nothing can be scheduled now."""
+        knobs = self.knobs
+        budget = knobs.max_num_batched_tokens
+        threshold = knobs.long_prefill_token_threshold or inf
+        if knobs.long_prefill_needs_contention and len(self.running) + len(self.waiting) <= 1:
+            threshold = inf
+        chosen: list[tuple[Request, int]] = []
+        preempted = False
+
+        position = 0  # first the running requests, in order
+        while position < len(self.running) and budget > 0:
+            request = self.running[position]
+            position += 1
+            if request.num_placeholders > 0 and request.outputs + request.num_placeholders >= request.max_tokens:
+                continue  # its last token is in flight
+            n = request.num_tokens + request.num_placeholders - request.num_computed_tokens
+            n = min(n, threshold, budget, knobs.max_model_len - 1 - request.num_computed_tokens)
+            if n <= 0:
+                continue  # its next token is not known yet
+            blocks = self.blocks(request.num_computed_tokens + n)
+            while blocks - request.num_blocks > self.free_blocks and request in self.running:
+                self.preempt(self.running.pop())
+                preempted = True
+            if request not in self.running:
+                break
+            self.hold(request, blocks)
+            chosen.append((request, n))
+            budget -= n
+
+        position = 0  # then, if there was memory for all of them, the waiting ones until the first that does not fit
+        while not preempted and position < len(self.waiting) and budget > 0 and len(self.running) < knobs.max_num_seqs:
+            request = self.waiting[position]
+            n = min(request.num_tokens, threshold)
+            unfit = n > budget and not knobs.chunked_prefill
+            stale = request.num_steps_in_flight > 0  # preempted, and steps from before that are still to come back
+            if stale or (unfit and knobs.skip_unfit_prefill):
+                position += 1
+                continue
+            if unfit:
+                break
+            n = min(n, budget)
+            must_fit = request.num_tokens if knobs.reserve_full_isl else n
+            watermark = knobs.watermark_blocks if self.running else 0
+            if self.blocks(must_fit) + watermark > self.free_blocks:
+                break
+            self.running.append(self.waiting.pop(position))
+            self.hold(request, self.blocks(n))
+            chosen.append((request, n))
+            budget -= n
+
+        entries = []
+        for request, n in chosen:
+            assert request in self.running  # nobody is preempted after he was chosen
+            request.scheduled = self.now if request.scheduled == -inf else request.scheduled
+            request.num_computed_tokens += n
+            request.num_steps_in_flight += 1
+            samples = request.num_computed_tokens == request.num_tokens + request.num_placeholders
+            if samples and knobs.async_scheduling:
+                request.num_placeholders += 1
+            entries.append(Entry(request, n, samples))
+        return entries
+
+    def blocks(self, num_tokens: int) -> int:
+        return ceil(num_tokens / self.knobs.block_size)
+
+    def hold(self, request: Request, num_blocks: int) -> None:
+        self.free_blocks -= num_blocks - request.num_blocks
+        request.num_blocks = num_blocks
+
+    def preempt(self, victim: Request) -> None:
+        """Back to the head of waiting, to be recomputed from its first token. What is in flight still arrives."""
+        self.hold(victim, 0)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.waiting.insert(0, victim)
+
+    def issue(self, entries: list[Entry]) -> None:
+        sums = Sums([(e.request.num_computed_tokens - e.n, e.n) for e in entries])
+        issue, latency = self.price(sums)
+        assert 0 <= issue <= latency
+        self.steps.append((self.now, [(e.request.index, e.n) for e in entries]))
+        self.now += self.knobs.host_step_time + self.knobs.host_sequence_time * len(entries)
+        start = max(self.now, self.gpu_free)
+        self.gpu_free = start + issue
+        self.last_end = max(start + latency, self.last_end)  # a pipeline does not overtake itself
+        self.in_flight.append((entries, self.last_end))
+
+    def complete(self, entries: list[Entry], end: float) -> None:
+        """A step's tokens are known at `end`; the scheduler may come to look at them later."""
+        self.now = max(self.now, end)
+        for entry in entries:
+            request = entry.request
+            request.num_steps_in_flight -= 1
+            if request.status == COMPLETED or not entry.samples:
+                continue  # COMPLETED: async scheduling's wasted step
+            request.token_times.append(end)
+            request.first_token, request.last_token = request.token_times[0], end
+            request.num_placeholders -= 1 if self.knobs.async_scheduling else 0
+            if request.outputs >= min(request.output_tokens, request.max_tokens):
+                request.status = COMPLETED
+                (self.running if request in self.running else self.waiting).remove(request)
+                self.hold(request, 0)
+                if self.knobs.max_concurrency:
+                    self.places.append(end)
+        self.send()
+
+    def check(self) -> None:
+        knobs = self.knobs
+        assert self.free_blocks >= 0
+        assert self.free_blocks + sum(r.num_blocks for r in self.requests) == self.usable_blocks
+        assert all(r.num_blocks * knobs.block_size >= r.num_computed_tokens for r in self.running)
+        assert all(r.num_computed_tokens == r.num_blocks == 0 for r in self.waiting)
+        assert all(r.num_placeholders >= 0 and r.num_steps_in_flight >= 0 for r in self.requests)
+        assert len(self.running) <= knobs.max_num_seqs
+        alive = self.pending + self.incoming + self.waiting + self.running
+        assert sorted(r.index for r in alive) == [r.index for r in self.requests if not r.status]
+        busy = len(self.incoming) + len(self.waiting) + len(self.running)
+        assert knobs.max_concurrency in (0, busy + len(self.places))
+
+    def outcome(self) -> Outcome:
+        assert all(r.status in (COMPLETED, REJECTED) for r in self.requests)
+        for r in self.requests:
+            assert r.outputs == (min(r.output_tokens, r.max_tokens) if r.status == COMPLETED else 0)
+            assert r.status == REJECTED or r.arrival <= r.sent <= r.scheduled <= r.first_token <= r.last_token
+            assert r.token_times == sorted(r.token_times)
+        assert all(sum(n for _, n in step) <= self.knobs.max_num_batched_tokens for _, step in self.steps)
+        completed = [r for r in self.requests if r.status == COMPLETED]
+        changes = sorted([(r.sent, 1) for r in completed] + [(r.last_token, -1) for r in completed])
+        in_system_time = population = 0
+        for (time, change), (until, _) in pairwise(changes):
+            population += change
+            in_system_time += population * (until - time)
+        assert isclose(in_system_time, sum(r.last_token - r.sent for r in completed), rel_tol=1e-9, abs_tol=1e-12)
+        num_preemptions = sum(r.num_preemptions for r in self.requests)
+        return Outcome(self.requests, self.steps, len(self.steps), num_preemptions, in_system_time)
