@@ -1,0 +1,1 @@
+"""Hugging Face config.json to layers, parameters and KV bytes per token."""

@@ -1,0 +1,103 @@
+"""Models by name or by path."""
+
+import difflib
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from infersim.spec.errors import InputError
+from infersim.spec.resources import is_file
+from infersim.spec.units import short
+
+from .architecture import Model
+from .entries import COLUMNS, ENTRIES, WORDS
+from .huggingface import model_from_config
+
+MAX_FILE_BYTES = 10_000_000
+SAME_ARCHITECTURE = {"base", "chat", "hf", "instruct", "it", "meta"}
+"""Words of a name that tell nothing about the architecture."""
+
+
+def names() -> list[str]:
+    """The catalogue's names, family by family."""
+    return list(_entries())
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """A model by catalogue name (case and an organisation prefix do not matter) or by path to a config.json or folder.
+
+    InputError says what a file lacks, or which known names come near an unknown one.
+    """
+    given = str(name_or_path)
+    for path in (Path(given), Path(given) / "config.json"):
+        if given and is_file(path):
+            return model_from_config(_read(path), _name_of(path), str(path))
+    if given.endswith(".json") or given.startswith((".", "/", "~")):
+        raise InputError(f"{short(given)}: no such file; must be a config.json, the folder of one, or a known name")
+    words = [word for word in re.split(r"[-_ ]", given.lower().rsplit("/", 1)[-1]) if word]
+    index = _index()
+    plain = [word for word in words if word not in SAME_ARCHITECTURE]
+    name = index.get("".join(words)) or index.get("".join(plain))
+    if name is None:
+        raise InputError(f"model {short(given)}: not in the catalogue{_hint(''.join(plain))}")
+    return model_from_config(_entries()[name], name, f"catalogue: {name}")
+
+
+def _hint(key: str) -> str:
+    close = dict.fromkeys(_index()[near] for near in difflib.get_close_matches(key[:100], _index(), 4, 0.5))
+    known = f"did you mean {', '.join(close)}?" if close else f"known are {', '.join(_entries())}"
+    return f"; {known} A path to a Hugging Face config.json works too"
+
+
+@functools.cache
+def _entries() -> dict[str, dict[str, Any]]:
+    """Name -> what its config.json says."""
+    return {name: config for name, config, _ in _lines()}
+
+
+@functools.cache
+def _index() -> dict[str, str]:
+    """Any spelling, lower case and without separators -> name."""
+    return {re.sub("[-_]", "", known.lower()): name for name, _, aliases in _lines() for known in (name, *aliases)}
+
+
+@functools.cache
+def _lines() -> list[tuple[str, dict[str, Any], list[str]]]:
+    """Name, config and other names of every line of ENTRIES."""
+    result = []
+    for family, block in ENTRIES.items():
+        for line in block.strip().splitlines():
+            facts, _, aliases = line.partition("|")
+            name, *values = facts.split()
+            columns = COLUMNS[family].split()
+            config: dict[str, Any] = {"model_type": family}
+            own, extras = values[: len(columns)], values[len(columns) :]
+            config |= {column: json.loads(value) for column, value in zip(columns, own, strict=True)}
+            for extra in extras:
+                key, _, value = extra.partition("=")
+                config |= {key: json.loads(value)} if value else WORDS[key]
+            result.append((name, config, aliases.split()))
+    return result
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {MAX_FILE_BYTES // 10**6} MB; must be a Hugging Face config.json")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8 text; must be a Hugging Face config.json") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InputError(f"{path}: {where}: {error.msg}; must be a complete JSON object") from None
+    except (RecursionError, ValueError):  # ValueError: a number with thousands of digits
+        raise InputError(f"{path}: nested too deeply, or a number is too long; must be a config.json") from None
+
+
+def _name_of(path: Path) -> str:
+    """The folder of a config.json is named after the model; other files carry the name themselves."""
+    return path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")

@@ -1,0 +1,111 @@
+"""Decoders in GPT's manner (layer norms and matrices with biases, plain MLP), and T5."""
+
+from .architecture import MLP, Attention, Layer, Model
+from .families import Trunk, grouped_attention
+from .fields import Fields
+
+
+def _attention(fields: Fields, hidden_size: int, heads: str, bias: bool = True, **traits) -> Attention:
+    n = fields.integer(heads)
+    return Attention("full", n, n, fields.head_dim(hidden_size, n, heads), qkv_bias=bias, output_bias=bias, **traits)
+
+
+def _model(trunk: Trunk, attention: Attention, mlp: MLP, num_norms: int = 2, final_norm: bool = True, **parts) -> Model:
+    h = trunk.hidden_size
+    layers = [Layer(attention, mlp, 2 * h * num_norms, num_norms)] * trunk.num_layers
+    return trunk.model(layers, final_norm_params=2 * h * final_norm, **parts)
+
+
+def gpt2(fields: Fields) -> Model:
+    trunk = Trunk(
+        fields.integer("n_embd"),
+        fields.integer("vocab_size"),
+        fields.num_layers("n_layer"),
+        fields.integer("n_positions", default=1024),
+        fields.flag("tie_word_embeddings", True),
+    )
+    attention = _attention(fields, trunk.hidden_size, "n_head", rope=False)
+    mlp = MLP(fields.integer("n_inner", default=4 * trunk.hidden_size), gated=False, bias=True)
+    return _model(trunk, attention, mlp, positions=trunk.max_position_embeddings)
+
+
+def opt(fields: Fields) -> Model:
+    trunk = Trunk.read(fields, 2048, tied=True)
+    h, bias = trunk.hidden_size, fields.flag("enable_bias", True)
+    width = fields.integer("word_embed_proj_dim", default=h)
+    return _model(
+        trunk,
+        _attention(fields, h, "num_attention_heads", bias, rope=False),
+        MLP(fields.integer("ffn_dim"), gated=False, bias=bias),
+        final_norm=fields.flag("do_layer_norm_before", True),  # OPT-350m norms after and has no final norm
+        positions=trunk.max_position_embeddings + 2,  # the table starts at an offset of 2
+        other_params=0 if width == h else 2 * h * width,
+        embedding_size=0 if width == h else width,
+    )
+
+
+def gpt_neox(fields: Fields) -> Model:
+    trunk = Trunk.read(fields, 2048)
+    bias = fields.flag("attention_bias", True)
+    attention = _attention(fields, trunk.hidden_size, "num_attention_heads", bias)
+    return _model(trunk, attention, MLP(fields.integer("intermediate_size"), gated=False, bias=True))
+
+
+def phi(fields: Fields) -> Model:
+    """Phi-1.5 and 2: attention and MLP share one norm; the LM head has a bias."""
+    trunk = Trunk.read(fields, 2048)
+    if fields.flag("qk_layernorm", False):
+        fields.problem("qk_layernorm", "true is not modelled; Phi-1, 1.5 and 2 have false")
+    attention = grouped_attention(fields, trunk.hidden_size, qkv_bias=True, output_bias=True)
+    mlp = MLP(fields.integer("intermediate_size"), gated=False, bias=True)
+    return _model(trunk, attention, mlp, num_norms=1, lm_head_bias=True)
+
+
+def bloom(fields: Fields) -> Model:
+    """BLOOM: ALiBi instead of positions, and a norm behind the embedding."""
+    trunk = Trunk(
+        fields.integer("hidden_size", "n_embed"),
+        fields.integer("vocab_size"),
+        fields.num_layers("n_layer", "num_hidden_layers"),
+        fields.integer("seq_length", default=2048),
+        fields.flag("tie_word_embeddings", True),
+    )
+    h = trunk.hidden_size
+    heads = "n_head" if fields.has("n_head") else "num_attention_heads"
+    attention = _attention(fields, h, heads, rope=False)
+    return _model(trunk, attention, MLP(4 * h, gated=False, bias=True), other_params=2 * h)
+
+
+def falcon(fields: Fields) -> Model:
+    """Falcon 7B (one key head, one norm) and 40B/180B (new_decoder_architecture: key groups, two parallel norms)."""
+    trunk = Trunk.read(fields, 2048, tied=True)
+    h, bias = trunk.hidden_size, fields.flag("bias", False)
+    if fields.flag("new_decoder_architecture", False):
+        n, k = fields.heads(kv_heads="num_kv_heads")
+        num_norms = fields.integer("num_ln_in_parallel_attn", default=2)
+    else:
+        n = fields.integer("num_attention_heads")
+        k = 1 if fields.flag("multi_query", True) else n
+        num_norms = 1 if fields.flag("parallel_attn", True) else 2
+    attention = Attention("full", n, k, fields.head_dim(h, n), qkv_bias=bias, output_bias=bias)
+    mlp = MLP(fields.integer("ffn_hidden_size", default=4 * h), gated=False, bias=bias)
+    return _model(trunk, attention, mlp, num_norms)
+
+
+def t5(fields: Fields) -> Model:
+    """T5 (arXiv:1910.10683): encoder and decoder; positions are a learned bias per distance bucket and head."""
+    num_encoder_layers = fields.num_layers("num_layers")
+    trunk = Trunk(
+        fields.integer("d_model"),
+        fields.integer("vocab_size"),
+        fields.num_layers("num_decoder_layers") if fields.has("num_decoder_layers") else num_encoder_layers,
+        fields.integer("n_positions", default=512),
+        fields.flag("tie_word_embeddings", True),
+    )
+    d, n = trunk.hidden_size, fields.integer("num_heads")
+    attention = Attention("full", n, n, fields.integer("d_kv"), rope=False)
+    mlp = MLP(fields.integer("d_ff"), gated=fields.text("feed_forward_proj", "relu").startswith("gated"))
+    encoder = [Layer(attention, mlp, 2 * d)] * num_encoder_layers
+    decoder = [Layer(attention, mlp, 3 * d, 3, cross_attention=attention)] * trunk.num_layers
+    buckets = fields.integer("relative_attention_num_buckets", default=32)
+    return trunk.model(decoder, final_norm_params=2 * d, other_params=2 * buckets * n, encoder_layers=encoder)

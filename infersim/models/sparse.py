@@ -1,0 +1,176 @@
+"""Mixtures of experts: Mixtral, Qwen3, GPT-OSS, Llama 4, MiniMax, MiMo, and DeepSeek with latent attention."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from .architecture import MLP, Attention, Model, MoE
+from .families import Trunk, grouped_attention, kinds, windowed
+from .fields import Fields
+
+
+def read_moe(fields: Fields, experts: str, size: str = "moe_intermediate_size", **traits) -> MoE:
+    """The mixture of one layer; `experts` and `size` are the family's names of its fields."""
+    num_experts = fields.integer(experts)
+    top = fields.integer("num_experts_per_tok")
+    if top > num_experts:
+        fields.problem("num_experts_per_tok", f"must be at most {experts} {num_experts} (got {top})", given=(experts,))
+    return MoE(num_experts, min(top, num_experts), fields.integer(size), **traits)
+
+
+def mixed(fields: Fields, num_layers: int, moe: MoE, sparse: Collection[int], size: str = "intermediate_size"):
+    """One feed-forward block per layer: `moe` in the `sparse` layers, else an MLP whose width is field `size`."""
+    dense = MLP(fields.integer(size)) if len(sparse) < num_layers else None
+    return [moe if i in sparse else dense for i in range(num_layers)]
+
+
+def qwen_sparse_layers(fields: Fields, num_layers: int) -> set[int]:
+    step = fields.integer("decoder_sparse_step", default=1)
+    return set(range(step - 1, num_layers, step)) - set(fields.integers("mlp_only_layers"))
+
+
+def mixtral(fields: Fields) -> Model:
+    trunk = Trunk.read(fields, 131072)
+    attention = grouped_attention(fields, trunk.hidden_size)
+    window = fields.integer("sliding_window", default=trunk.max_position_embeddings)
+    attention = windowed(attention, "window", window, trunk.max_position_embeddings)
+    moe = read_moe(fields, "num_local_experts", "intermediate_size")
+    return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, [moe] * trunk.num_layers))
+
+
+def qwen3_moe(fields: Fields) -> Model:
+    trunk = Trunk.read(fields, 32768)
+    bias = fields.flag("attention_bias", False)
+    attention = grouped_attention(fields, trunk.hidden_size, qkv_bias=bias, output_bias=bias, qk_norm="head")
+    if fields.flag("use_sliding_window", False):
+        fields.problem("use_sliding_window", "true is not modelled for qwen3_moe; no published model has it")
+    sparse = qwen_sparse_layers(fields, trunk.num_layers)
+    mlps = mixed(fields, trunk.num_layers, read_moe(fields, "num_experts"), sparse)
+    return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, mlps))
+
+
+def gpt_oss(fields: Fields) -> Model:
+    trunk = Trunk.read(fields, 131072)
+    bias = fields.flag("attention_bias", True)
+    full = grouped_attention(fields, trunk.hidden_size, qkv_bias=bias, output_bias=bias, sinks=True)
+    window = fields.integer("sliding_window", default=128)
+    layer_kinds = kinds(fields, trunk.num_layers, lambda i: "full" if i % 2 else "window")
+    attentions = [windowed(full, kind, window, trunk.max_position_embeddings) for kind in layer_kinds]
+    moe = read_moe(fields, "num_local_experts", "intermediate_size", bias=True, router_bias=True)
+    return trunk.model(trunk.rms_layers(attentions, [moe] * trunk.num_layers))
+
+
+def llama4(fields: Fields) -> Model:
+    """Llama 4's text part: three of four layers attend inside chunks, the others everywhere and without positions."""
+    trunk = Trunk.read(fields, 131072)
+    bias = fields.flag("attention_bias", False)
+    full = grouped_attention(fields, trunk.hidden_size, qkv_bias=bias, output_bias=bias, rope=False)
+    rotary = replace(full, rope=True, qk_norm="unweighted" if fields.flag("use_qk_norm", True) else "")
+    chunk = fields.integer("attention_chunk_size", default=8192)
+    layer_kinds = kinds(fields, trunk.num_layers, lambda i: "chunk" if (i + 1) % 4 else "full")
+    attentions = [
+        full if kind == "full" else windowed(rotary, kind, chunk, trunk.max_position_embeddings)
+        for kind in layer_kinds
+    ]
+    step = fields.integer("interleave_moe_layer_step", default=1)
+    sparse = fields.integers("moe_layers") or range(step - 1, trunk.num_layers, step)
+    size = fields.integer("intermediate_size")
+    moe = read_moe(fields, "num_local_experts", "intermediate_size", shared_intermediate_size=size)
+    mlps = mixed(fields, trunk.num_layers, moe, sparse, "intermediate_size_mlp")
+    return trunk.model(trunk.rms_layers(attentions, mlps))
+
+
+def minimax_m2(fields: Fields) -> Model:
+    """MiniMax-M2 and M2.5: queries and keys are normed over all heads together."""
+    trunk = Trunk.read(fields, 196608)
+    norm = fields.text("qk_norm_type", "per_layer") if fields.flag("use_qk_norm", True) else ""
+    if norm not in ("", "per_layer"):
+        fields.problem("qk_norm_type", f"must be per_layer, the one that is modelled (got {norm!r})")
+    attention = grouped_attention(fields, trunk.hidden_size, qk_norm="layer" if norm else "")
+    moe = read_moe(
+        fields,
+        "num_local_experts",
+        "intermediate_size",
+        shared_intermediate_size=fields.integer("shared_intermediate_size", default=0, least=0),
+        router_bias=fields.flag("use_routing_bias", True),
+    )
+    return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, [moe] * trunk.num_layers))
+
+
+def _mimo_attention(fields: Fields, prefix: str, sinks: bool) -> Attention:
+    n, k = fields.heads(f"{prefix}num_attention_heads", f"{prefix}num_key_value_heads")
+    head_dim, v_head_dim = fields.integer(f"{prefix}head_dim"), fields.integer(f"{prefix}v_head_dim")
+    return Attention("full", n, k, head_dim, v_head_dim, qkv_bias=fields.flag("attention_bias", False), sinks=sinks)
+
+
+def mimo_v2_flash(fields: Fields) -> Model:
+    """MiMo-V2-Flash: keys wider than values; window layers have KV heads of their own, and sinks."""
+    trunk = Trunk.read(fields, 262144)
+    full = _mimo_attention(fields, "", fields.flag("add_full_attention_sink_bias", False))
+    narrow = _mimo_attention(fields, "swa_", fields.flag("add_swa_attention_sink_bias", True))
+    narrow = windowed(narrow, "window", fields.integer("sliding_window"), trunk.max_position_embeddings)
+    pattern = fields.per_layer("hybrid_layer_pattern", trunk.num_layers, {0: full, 1: narrow})
+    freq = fields.per_layer("moe_layer_freq", trunk.num_layers, {0: False, 1: True})
+    for name, given in (("hybrid_layer_pattern", pattern), ("moe_layer_freq", freq)):
+        if given is None and not fields.has(name):
+            fields.problem(name, "missing; must be a list of 0 and 1, one for each layer")
+    moe = _deepseek_moe(fields, "noaux_tc")
+    sparse = {i for i, is_sparse in enumerate(freq or []) if is_sparse}
+    mlps = mixed(fields, trunk.num_layers, moe, sparse)
+    return trunk.model(trunk.rms_layers(pattern or [full] * trunk.num_layers, mlps))
+
+
+def _deepseek_moe(fields: Fields, topk_method: str) -> MoE:
+    shared = fields.integer("n_shared_experts", default=0, least=0)
+    return read_moe(
+        fields,
+        "n_routed_experts",
+        shared_intermediate_size=shared * fields.integer("moe_intermediate_size"),
+        router_bias=fields.text("topk_method", topk_method) == "noaux_tc",  # score correction, one per expert
+    )
+
+
+def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **indexer: int) -> Model:
+    trunk = Trunk.read(fields, max_position_embeddings)
+    nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+    bias = fields.flag("attention_bias", False)
+    attention = Attention(
+        "mla",
+        fields.integer("num_attention_heads"),
+        1,
+        nope + rope,
+        fields.integer("v_head_dim"),
+        qkv_bias=bias,
+        output_bias=bias,
+        # null projects queries directly; a config without the field is incomplete
+        q_lora_rank=fields.integer("q_lora_rank", default=0 if "q_lora_rank" in fields.config else None),
+        kv_lora_rank=fields.integer("kv_lora_rank"),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        **indexer,
+    )
+    first = fields.integer("first_k_dense_replace", least=0)
+    step = fields.integer("moe_layer_freq", default=1)
+    sparse = {i for i in range(first, trunk.num_layers) if i % step == 0}
+    mlps = mixed(fields, trunk.num_layers, _deepseek_moe(fields, topk_method), sparse)
+    return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, mlps))
+
+
+def deepseek_v2(fields: Fields) -> Model:
+    return _deepseek(fields, "greedy", 2048)
+
+
+def deepseek_v3(fields: Fields) -> Model:
+    """DeepSeek-V3, R1 and Kimi-K2."""
+    return _deepseek(fields, "noaux_tc", 4096)
+
+
+def deepseek_v32(fields: Fields) -> Model:
+    """DeepSeek-V3.2 and GLM-5: V3 with an indexer that picks the keys a query sees."""
+    return _deepseek(
+        fields,
+        "noaux_tc",
+        163840,
+        index_num_heads=fields.integer("index_n_heads"),
+        index_head_dim=fields.integer("index_head_dim"),
+        index_topk=fields.integer("index_topk"),
+    )
