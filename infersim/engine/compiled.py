@@ -18,6 +18,8 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from .state import Arrays
+
 SOURCES = ("state.py", "scheduler.py", "replica.py", "compiled.py")
 
 
@@ -59,53 +61,66 @@ def _compile() -> tuple[bytes, dict]:
     from . import state
     from .replica import advance
 
-    R = len(state.RESOURCES)
-    bins = state.HISTOGRAM_BINS
-    kinds = state.MAX_ATTENTION_KINDS
+    resources, bins, kinds = len(state.RESOURCES), state.HISTOGRAM_BINS, state.MAX_ATTENTION_KINDS
 
-    def entry(call, replicas, schedulers, knobs, prices, table, attention, sums, scratch, requests, running, steps, counts, step_end, histogram, gaps, gap_offset, events):  # fmt: skip  # noqa: E501
-        c = carray(call, (1,))[0]
-        n, ranks, seqs, flight = c.num_replicas, c.ranks, c.max_num_seqs, c.steps_in_flight
+    def entry(
+        call, replicas, schedulers, knobs, prices, table, steps_priced, attention, sums, scratch, requests, running,
+        steps, counts, step_end, histogram, gaps, gap_offset, events,
+    ):  # fmt: skip
+        c = carray(call, (1,))
+        n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
         advance(
-            c,
-            carray(replicas, (n,)),
-            carray(schedulers, (n * ranks,)),
-            carray(knobs, (n,)),
-            carray(prices, (n,)),
-            carray(table, (c.table_size,)),
-            carray(attention, (n, kinds)),
-            carray(sums, (n * ranks, kinds)),
-            carray(scratch, (2, R)),
-            carray(requests, (c.num_requests,)),
-            carray(running, (n * ranks, seqs)),
-            carray(steps, (n * ranks, flight, seqs)),
-            carray(counts, (n * ranks, flight)),
-            carray(step_end, (n, flight)),
-            carray(histogram, (n, bins)),
-            carray(gaps, (c.num_gaps,)),
-            carray(gap_offset, (c.num_requests,)),
-            carray(events, (c.max_events,)),
+            Arrays(
+                c,
+                carray(replicas, (n,)),
+                carray(schedulers, (n * ranks,)),
+                carray(knobs, (n,)),
+                carray(prices, (n,)),
+                carray(table, (c[0].table_size,)),
+                carray(steps_priced, (c[0].table_size,)),
+                carray(attention, (n, kinds)),
+                carray(sums, (n * ranks, kinds)),
+                carray(scratch, (ranks, resources)),
+                carray(requests, (c[0].num_requests,)),
+                carray(running, (n * ranks, seqs)),
+                carray(steps, (n * ranks, flight, seqs)),
+                carray(counts, (n * ranks, flight)),
+                carray(step_end, (n, flight)),
+                carray(histogram, (bins,)),
+                carray(gaps, (c[0].num_gaps,)),
+                carray(gap_offset, (c[0].num_requests,)),
+                carray(events, (c[0].max_events,)),
+            )
         )
 
-    pointers = [
-        types.CPointer(t)
-        for t in (
-            *(numba.from_dtype(d) for d in (state.CALL, state.REPLICA, state.SCHEDULER, state.KNOBS, state.PRICE)),
-            types.float64,
-            numba.from_dtype(state.ATTENTION_PRICE),
-            numba.from_dtype(state.SUMS),
-            types.float64,
-            numba.from_dtype(state.REQUEST),
-            types.int32,
-            types.int32,
-            types.int32,
-            types.float64,
-            types.int64,
-            types.float32,
-            types.int64,
-            numba.from_dtype(state.EVENT),
-        )
-    ]
+    records = ("CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "EVENT")
+    call, replica, scheduler, knobs, price, attention, sums, request, event = (
+        numba.from_dtype(getattr(state, name)) for name in records
+    )
+    f4, f8, i4, i8 = types.float32, types.float64, types.int32, types.int64
+    # in the order of state.Arrays
+    elements = (
+        call,
+        replica,
+        scheduler,
+        knobs,
+        price,
+        f8,
+        i8,
+        attention,
+        sums,
+        f8,
+        request,
+        i4,
+        i4,
+        i4,
+        f8,
+        i8,
+        f4,
+        i8,
+        event,
+    )
+    pointers = [types.CPointer(element) for element in elements]
     compiled = numba.cfunc(types.void(*pointers), error_model="numpy")(entry)
     helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
     return compiled._library._get_compiled_object(), {"entry": compiled.native_name, "helpers": helpers}
@@ -129,7 +144,7 @@ def _build(folder: Path) -> None:
 
 @cache
 def load():
-    """The engine's entry as a ctypes function of 18 addresses (see replica.advance), compiled first if need be."""
+    """The engine's entry as a ctypes function of the addresses of state.Arrays, compiled first if need be."""
     folder = cache_folder() / key()
     if not (folder / "symbols.json").exists():
         _build(folder)
@@ -145,6 +160,8 @@ def load():
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data((folder / "engine.o").read_bytes()))
     engine.finalize_object()
-    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 18)(engine.get_function_address(symbols["entry"]))
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(Arrays._fields))(
+        engine.get_function_address(symbols["entry"])
+    )
     function.engine = engine  # keeps the machine code alive
     return function

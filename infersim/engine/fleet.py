@@ -60,12 +60,12 @@ class Fleet:
         self.schedulers["free_blocks"] = np.repeat(self.knobs["num_gpu_blocks"] - 1, ranks)
         self._load_prices([replica.cost for replica in replicas])
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
-        self.scratch = np.zeros((2, len(state.RESOURCES)))
+        self.scratch = np.zeros((ranks, len(state.RESOURCES)))
         self.running = np.zeros((n * ranks, max_num_seqs), "i4")
         self.steps = np.zeros((n * ranks, steps_in_flight, max_num_seqs), "i4")
         self.counts = np.zeros((n * ranks, steps_in_flight), "i4")
         self.step_end = np.zeros((n, steps_in_flight))
-        self.histogram = np.zeros((n, state.HISTOGRAM_BINS), "i8")
+        self.histogram = np.zeros(state.HISTOGRAM_BINS, "i8")
         self.events = np.zeros(2 * max_num_seqs + 64, state.EVENT)
         self.call["max_events"] = len(self.events)
         self.keep_gaps = keep_gaps
@@ -79,7 +79,9 @@ class Fleet:
         tables = int((knobs["kv_multiplicity"][: knobs["num_kv_groups"]]).sum())
         blocks = tables * -(-int(knobs["max_model_len"]) // int(knobs["block_size"]))
         if blocks > knobs["num_gpu_blocks"] - 1:
-            raise ValueError(f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable")
+            raise ValueError(
+                f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
+            )
         if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
             raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
 
@@ -88,26 +90,35 @@ class Fleet:
         n = len(costs)
         self.prices = np.zeros(n, state.PRICE)
         self.attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
-        parts, offsets, end = [], {}, 0
+        parts, shares, offsets, end = [], [], {}, 0
         for r, cost in enumerate(costs):
             knobs = self.knobs[r]
             if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= knobs["max_num_seqs"]:
                 raise ValueError("the cost tables end before max_num_batched_tokens or max_num_seqs")
             if id(cost) not in offsets:
-                offsets[id(cost)] = (end, end + cost.linear.size)
-                parts += [np.ascontiguousarray(cost.linear, "f8").ravel(), np.ascontiguousarray(cost.head, "f8").ravel()]
-                end += cost.linear.size + cost.head.size
+                offsets[id(cost)] = (end, end + len(cost.linear))
+                parts += [cost.linear, cost.head]
+                shares += [np.full(len(cost.linear) + len(cost.head), cost.issue_share)]
+                end += len(cost.linear) + len(cost.head)
             self.prices[r]["linear"], self.prices[r]["head"] = offsets[id(cost)]
             self.prices[r]["issue_share"] = cost.issue_share
             self.prices[r]["num_kinds"] = len(cost.attention)
             self.attention[r, : len(cost.attention)] = cost.attention
-        self.table = np.concatenate(parts)
+        by_resource = np.concatenate(parts)
+        self.table = by_resource.sum(axis=1)
+        self.busy_by_resource = by_resource * np.concatenate(shares)[:, None]
+        self.steps_priced = np.zeros(len(self.table), "i8")
         self.call["table_size"] = len(self.table)
 
     @property
     def requests(self) -> np.ndarray:
         """The records so far: state.REQUEST[n], in order of submission."""
         return self._requests[: self.num_requests]
+
+    @property
+    def time_by_resource(self) -> np.ndarray:
+        """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
+        return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
     def submit(self, replica: int, arrival, prompt_tokens, output_tokens, max_tokens, rank=0) -> None:
         """Requests for one replica: arrays (or scalars) of arrival times in s, nondecreasing and not in the past.
@@ -129,8 +140,12 @@ class Fleet:
             self._requests = grown
         new = self._requests[first:end]
         new["arrival"] = arrival
-        new["sent"] = new["scheduled"] = new["first_token"] = new["last_token"] = -1.0
+        new["sent"] = new["scheduled"] = new["first_token"] = -1.0
+        new["last_token"] = -2.0  # unlike REPLICA.last_end at any time
         new["prompt_tokens"], new["output_tokens"], new["max_tokens"] = prompt_tokens, output_tokens, max_tokens
+        new["num_tokens"] = new["prompt_tokens"]
+        new["max_num_tokens"] = new["prompt_tokens"] + new["max_tokens"]
+        new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
         new["replica"], new["rank"] = replica, rank
         new["next"] = np.arange(first + 1, end + 1)
         new["next"][-1] = new["prev"] = -1
@@ -143,7 +158,7 @@ class Fleet:
         row["pending_tail"] = end - 1
         self.num_requests = end
         if self.keep_gaps:
-            counts = np.maximum(np.minimum(new["output_tokens"], new["max_tokens"]) - 1, 0).astype("i8")
+            counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")
             self.gap_offset = np.concatenate([self.gap_offset, len(self.gaps) + np.cumsum(counts) - counts])
             self.gaps = np.concatenate([self.gaps, np.zeros(int(counts.sum()), "f4")])
 
@@ -156,11 +171,10 @@ class Fleet:
         self.call["until"], self.call["event_mask"] = until, events
         self.call["num_requests"] = self.num_requests
         self.call["num_gaps"] = len(self.gaps)
-        arrays = (
-            self.call, self.replicas, self.schedulers, self.knobs, self.prices, self.table, self.attention, self.sums,
-            self.scratch, self._requests, self.running, self.steps, self.counts, self.step_end, self.histogram,
-            self.gaps, self.gap_offset, self.events,
-        )  # fmt: skip
+        arrays = state.Arrays(
+            **{name: getattr(self, name) for name in state.Arrays._fields if name != "requests"},
+            requests=self._requests,
+        )
         load()(*[array.ctypes.data for array in arrays])
         stuck = int(self.call["stuck_replica"][0])
         if stuck >= 0:

@@ -6,15 +6,17 @@ flight it schedules; otherwise, or when nothing can be scheduled, it waits for t
 
 import math
 
-from .scheduler import blocks_needed, compiled, push_back, remove, schedule
+import numpy as np
+
+from .scheduler import compiled, inlined, push_back, remove, schedule
 from .state import (
     ACTIVATIONS,
     COMPLETED,
     COMPUTE,
     FINISHED,
     HISTOGRAM_BINS,
-    HISTOGRAM_MIN,
-    HISTOGRAM_RATIO,
+    HISTOGRAM_FIRST,
+    HISTOGRAM_SHIFT,
     HOST,
     KV,
     LAUNCH,
@@ -22,13 +24,10 @@ from .state import (
     PREFILL_DONE,
     PROMPT_TOO_LONG,
     REJECTED,
-    RESOURCES,
     TURNED_AWAY,
     WAITING,
 )
 
-NUM_RESOURCES = len(RESOURCES)
-LOG_RATIO = math.log(HISTOGRAM_RATIO)
 INFINITY = math.inf
 
 
@@ -65,7 +64,7 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
         reason = 0
         if request.prompt_tokens >= knobs.max_model_len:
             reason = PROMPT_TOO_LONG
-        elif request.prompt_tokens + request.max_tokens > knobs.max_model_len:
+        elif request.max_num_tokens > knobs.max_model_len:
             reason = OVER_MAX_MODEL_LEN
         if reason:
             request.status = REJECTED
@@ -93,15 +92,9 @@ def join(requests, replica, schedulers, knobs):
 
 
 @compiled
-def smooth_max(a, b, knee):
-    """Two times that overlap: their p-norm, p = knee; infinite knee is the maximum."""
-    if a <= 0.0:
-        return b
-    if b <= 0.0:
-        return a
-    if a < b:
-        a, b = b, a
-    return a * (1.0 + (b / a) ** knee) ** (1.0 / knee)
+def smooth_max(a, b, softness):
+    """Time of two activities of a and b seconds: from max(a, b) at softness 0 (perfect overlap) to a + b at 1 (none)."""
+    return 0.5 * (a + b + math.sqrt((a - b) * (a - b) + 4.0 * softness * a * b))
 
 
 @compiled
@@ -115,7 +108,7 @@ def attention_time(sums, attention, num_kinds, split):
             kv = row.decode_kv * s.decode_keys
             activations = row.decode_activations * s.num_decodes
             compute = row.decode_compute * s.decode_keys
-            time = smooth_max(kv + activations, compute, row.decode_knee)
+            time = smooth_max(kv + activations, compute, row.decode_softness)
             if kv + activations >= compute:
                 split[KV] += time * kv / (kv + activations)
                 split[ACTIVATIONS] += time * activations / (kv + activations)
@@ -127,7 +120,7 @@ def attention_time(sums, attention, num_kinds, split):
             kv = row.prefill_kv * s.prefill_keys
             activations = row.prefill_activations * s.prefill_tokens
             compute = row.prefill_compute * s.prefill_pairs + row.prefill_tile * s.query_tiles
-            time = smooth_max(kv + activations, compute, row.prefill_knee)
+            time = smooth_max(kv + activations, compute, row.prefill_softness)
             if kv + activations >= compute:
                 split[KV] += time * kv / (kv + activations)
                 split[ACTIVATIONS] += time * activations / (kv + activations)
@@ -144,37 +137,45 @@ def attention_time(sums, attention, num_kinds, split):
     return total
 
 
-@compiled
-def price_step(replica, schedulers, first, ranks, price, table, attention, sums, scratch):
-    """Seconds of the step just made: the slowest rank's. Leaves its split by resource in scratch[0].
+@inlined
+def price_step(a, r):
+    """Seconds of the step just made: the slowest rank's linear[tokens] + head[sequences] + attention.
 
-    Every rank's time is linear[its tokens] + head[its sequences] + attention; an idle rank runs a dummy step.
+    An idle rank runs a dummy step. steps_priced counts the rows of the table used (their split by resource is added up
+    from it afterwards); attention's split is added to the replica's.
     """
+    ranks = a.call[0].ranks
+    price = a.prices[r]
     slowest = -1.0
-    for rank in range(first, first + ranks):
-        split = scratch[1]
-        linear = price.linear + NUM_RESOURCES * schedulers[rank].num_tokens
-        head = price.head + NUM_RESOURCES * schedulers[rank].num_scheduled
-        total = 0.0
-        for resource in range(NUM_RESOURCES):
-            split[resource] = table[linear + resource] + table[head + resource]
-            total += split[resource]
-        total += attention_time(sums[rank], attention, price.num_kinds, split)
+    chosen = 0
+    for rank in range(ranks):
+        scheduler = a.schedulers[r * ranks + rank]
+        total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + scheduler.num_scheduled]
+        total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
             slowest = total
-            for resource in range(NUM_RESOURCES):
-                scratch[0, resource] = split[resource]
+            chosen = rank
+    scheduler = a.schedulers[r * ranks + chosen]
+    a.steps_priced[price.linear + scheduler.num_tokens] += 1
+    a.steps_priced[price.head + scheduler.num_scheduled] += 1
+    for rank in range(ranks):
+        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH):
+            if rank == chosen:
+                a.replicas[r].time_by_resource[resource] += a.scratch[rank, resource] * price.issue_share
+            a.scratch[rank, resource] = 0.0
     return slowest
 
 
-@compiled
-def observe(replica, schedulers, first, ranks, knobs):
+@inlined
+def observe(a, r):
     """Add the time since the last schedule to the integrals of running, waiting and blocks held."""
-    running, waiting, blocks = 0, 0, 0
-    for rank in range(first, first + ranks):
-        running += schedulers[rank].num_running
-        waiting += schedulers[rank].num_waiting
-        blocks += knobs.num_gpu_blocks - 1 - schedulers[rank].free_blocks
+    ranks = a.call[0].ranks
+    replica = a.replicas[r]
+    running, waiting, blocks = 0, 0, ranks * (a.knobs[r].num_gpu_blocks - 1)
+    for rank in range(r * ranks, (r + 1) * ranks):
+        running += a.schedulers[rank].num_running
+        waiting += a.schedulers[rank].num_waiting
+        blocks -= a.schedulers[rank].free_blocks
     elapsed = replica.now - replica.last_schedule
     replica.last_schedule = replica.now
     replica.running_time += elapsed * running
@@ -187,9 +188,8 @@ def observe(replica, schedulers, first, ranks, knobs):
 @compiled
 def gap_bin(gap):
     """Histogram bin of an inter-token gap in seconds."""
-    if gap <= HISTOGRAM_MIN:
-        return 0
-    return min(int(math.log(gap / HISTOGRAM_MIN) / LOG_RATIO), HISTOGRAM_BINS - 1)
+    b = (np.float64(gap).view(np.int64) >> HISTOGRAM_SHIFT) - HISTOGRAM_FIRST
+    return min(max(b, 0), HISTOGRAM_BINS - 1)
 
 
 @compiled
@@ -210,50 +210,64 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end):
 
 
 @compiled
-def end_step(
-    requests, replica, schedulers, first, ranks, knobs, call, events, r, running, steps, counts, slot, end, histogram, gaps, gap_offset
-):  # fmt: skip
-    """Process the outputs of the step in `slot`, whose tokens became known at `end`."""
+def drop_finished(requests, scheduler, running):
+    """Close the gaps that finished requests leave in the running list."""
+    kept = 0
+    for i in range(scheduler.num_running):
+        q = running[i]
+        if requests[q].status != COMPLETED:
+            running[kept] = q
+            kept += 1
+    scheduler.num_running = kept
+
+
+@inlined
+def end_step(a, r):
+    """Process the outputs of the oldest step in flight, whose tokens are known when it ends."""
+    call, requests, replica, knobs = a.call[0], a.requests, a.replicas[r], a.knobs[r]
+    slot = replica.oldest_step
+    end = a.step_end[r, slot]
+    replica.oldest_step = (slot + 1) % knobs.steps_in_flight
+    replica.in_flight -= 1
+    replica.blocked = 0
     if knobs.max_concurrency > 0:
-        send(requests, replica, knobs, call, events, r, end, 0.0)
+        send(requests, replica, knobs, call, a.events, r, end, 0.0)
     regular_gaps = 0  # of sequences that also had a token in the step before: all the same
-    for rank in range(first, first + ranks):
-        scheduler = schedulers[rank]
+    last_end = replica.last_end
+    keep_gaps = call.num_gaps > 0
+    placeholder = 1 if knobs.async_scheduling else 0
+    for rank in range(r * call.ranks, (r + 1) * call.ranks):
+        scheduler = a.schedulers[rank]
+        step = a.steps[rank, slot]
         finished = False
-        for i in range(counts[rank, slot]):
-            q = steps[rank, slot, i]
+        for i in range(a.counts[rank, slot]):
+            q = step[i]
             if q < 0:
                 continue
             request = requests[q]
             if request.status == COMPLETED:
                 replica.num_wasted_tokens += 1
                 continue
-            if knobs.async_scheduling:
-                request.num_placeholders -= 1
-            request.num_output_tokens += 1
-            if request.num_output_tokens == 1:
-                request.first_token = end
-                log_event(call, events, end, q, r, PREFILL_DONE)
-            else:
-                if request.last_token == replica.last_end:
-                    regular_gaps += 1
-                else:
-                    histogram[gap_bin(end - request.last_token)] += 1
-                if call.num_gaps > 0:
-                    gaps[gap_offset[q] + request.num_output_tokens - 2] = end - request.last_token
+            tokens = request.num_output_tokens + 1
+            request.num_output_tokens = tokens
+            request.num_tokens += 1 - placeholder
+            last_token = request.last_token
             request.last_token = end
-            if request.num_output_tokens >= request.max_tokens or request.num_output_tokens >= request.output_tokens:
-                finished |= finish(requests, replica, scheduler, knobs, call, events, r, q, end)
+            if last_token == last_end:
+                regular_gaps += 1
+            elif tokens > 1:
+                a.histogram[gap_bin(end - last_token)] += 1
+            else:
+                request.first_token = end
+                log_event(call, a.events, end, q, r, PREFILL_DONE)
+            if keep_gaps and tokens > 1:
+                a.gaps[a.gap_offset[q] + tokens - 2] = end - last_token
+            if tokens >= request.stop_tokens:
+                finished |= finish(requests, replica, scheduler, knobs, call, a.events, r, q, end)
         if finished:
-            kept = 0
-            for i in range(scheduler.num_running):
-                q = running[rank, i]
-                if requests[q].status != COMPLETED:
-                    running[rank, kept] = q
-                    kept += 1
-            scheduler.num_running = kept
+            drop_finished(requests, scheduler, a.running[rank])
     if regular_gaps > 0:
-        histogram[gap_bin(end - replica.last_end)] += regular_gaps
+        a.histogram[gap_bin(end - last_end)] += regular_gaps
     replica.last_end = end
 
 
@@ -281,90 +295,84 @@ def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
 
 
 @compiled
-def tick(
-    requests, replica, schedulers, first, ranks, knobs, price, table, attention, sums, scratch, call, events, r, running, steps, counts, step_end, time, histogram, gaps, gap_offset
-):  # fmt: skip
-    """Do what is due at `time` (from next_time): make a step, or process the oldest one. False if it got nowhere."""
-    replica.now = time
-    if replica.in_flight == knobs.steps_in_flight or replica.blocked:
-        slot = replica.oldest_step
-        replica.oldest_step = (slot + 1) % knobs.steps_in_flight
-        replica.in_flight -= 1
-        replica.blocked = 0
-        end_step(requests, replica, schedulers, first, ranks, knobs, call, events, r, running, steps, counts, slot, step_end[slot], histogram, gaps, gap_offset)  # fmt: skip  # noqa: E501
-        return True
-    send(requests, replica, knobs, call, events, r, time, 0.0)
-    join(requests, replica, schedulers[first : first + ranks], knobs)
-    observe(replica, schedulers, first, ranks, knobs)
+def earliest_replica(a):
+    """The replica that is first to do something."""
+    earliest = INFINITY
+    chosen = 0
+    ranks = a.call[0].ranks
+    for r in range(len(a.replicas)):
+        time = next_time(a.requests, a.replicas[r], a.schedulers, r * ranks, ranks, a.knobs[r], a.step_end[r])
+        if time < earliest:
+            earliest = time
+            chosen = r
+    return chosen
+
+
+@inlined
+def start_step(a, r):
+    """Schedule at the replica's `now`, and put the step in flight. False if there is work and no progress."""
+    call, requests, replica, knobs, price = a.call[0], a.requests, a.replicas[r], a.knobs[r], a.prices[r]
+    first = r * call.ranks
+    send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
+    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
+    observe(a, r)
     slot = (replica.oldest_step + replica.in_flight) % knobs.steps_in_flight
     tokens = 0
     sequences = 0
-    for rank in range(first, first + ranks):
-        scheduler = schedulers[rank]
-        schedule(requests, replica, scheduler, knobs, running[rank], steps[rank, slot], sums[rank], attention, price.num_kinds)  # fmt: skip  # noqa: E501
-        counts[rank, slot] = scheduler.num_scheduled
+    for rank in range(first, first + call.ranks):
+        scheduler = a.schedulers[rank]
+        schedule(
+            requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.sums[rank], a.attention[r],
+            price.num_kinds,
+        )  # fmt: skip
+        a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
         if replica.in_flight == 0:
-            return is_empty(schedulers, first, ranks)
+            return is_empty(a.schedulers, first, call.ranks)
         replica.blocked = 1
         return True
-    latency = price_step(replica, schedulers, first, ranks, price, table, attention, sums, scratch)
-    ready = replica.now
-    host_time = knobs.host_step_time + knobs.host_sequence_time * sequences
-    replica.now += host_time
-    start = max(replica.now, replica.device_free)
-    exposed = start - max(ready, replica.device_free)  # the host's time that the device waits for
+    latency = price_step(a, r)
     issue = latency * price.issue_share
-    step_end[slot] = start + latency
+    ready = max(replica.now, replica.device_free)
+    replica.now += knobs.host_step_time + knobs.host_sequence_time * sequences
+    start = max(replica.now, replica.device_free)
+    a.step_end[r, slot] = start + latency
     replica.device_free = start + issue
     replica.in_flight += 1
     replica.num_steps += 1
     replica.num_scheduled_tokens += tokens
-    replica.busy_time += exposed + issue
-    for resource in range(NUM_RESOURCES):
-        replica.time_by_resource[resource] += scratch[0, resource] * price.issue_share
-    replica.time_by_resource[HOST] += exposed
+    replica.busy_time += start - ready + issue
+    replica.time_by_resource[HOST] += start - ready  # the host's time that the device waits for
     return True
 
 
 @compiled
-def advance(
-    call, replicas, schedulers, knobs, prices, table, attention, sums, scratch, requests, running, steps, counts, step_end, histogram, gaps, gap_offset, events
-):  # fmt: skip
+def advance(a):
     """Advance all replicas to `call.until`, or to the first event asked for; what is due at `until` is left undone.
 
     Without an event mask the replicas are independent and run one after another; with one they take turns in order of
-    time, so that none is ahead of the event. Arrays: state.REPLICA[R], SCHEDULER[R * ranks], KNOBS[R], PRICE[R],
-    f8[table], ATTENTION_PRICE[R, 4], SUMS[R * ranks, 4], f8[2, 8], REQUEST[n], i4[R * ranks, max_num_seqs],
-    i4[R * ranks, F, max_num_seqs], i4[R * ranks, F], f8[R, F], i8[R, bins], f4[gaps], i8[n], EVENT[max_events].
+    time, so that none is ahead of the event. a: state.Arrays.
     """
-    ranks = call.ranks
+    call = a.call[0]
     call.num_events = 0
     call.stuck_replica = -1
-    if call.event_mask == 0:
-        for r in range(call.num_replicas):
-            first = r * ranks
-            while True:
-                time = next_time(requests, replicas[r], schedulers, first, ranks, knobs[r], step_end[r])
-                if not time < call.until:
-                    break
-                if not tick(requests, replicas[r], schedulers, first, ranks, knobs[r], prices[r], table, attention[r], sums, scratch, call, events, r, running, steps, counts, step_end[r], time, histogram[r], gaps, gap_offset):  # fmt: skip  # noqa: E501
-                    call.stuck_replica = r
-                    return
-        return
-    while call.num_events == 0:
-        earliest = INFINITY
-        chosen = -1
-        for r in range(call.num_replicas):
-            time = next_time(requests, replicas[r], schedulers, r * ranks, ranks, knobs[r], step_end[r])
-            if time < earliest:
-                earliest = time
-                chosen = r
-        if not earliest < call.until:
-            return
-        r = chosen
-        if not tick(requests, replicas[r], schedulers, r * ranks, ranks, knobs[r], prices[r], table, attention[r], sums, scratch, call, events, r, running, steps, counts, step_end[r], earliest, histogram[r], gaps, gap_offset):  # fmt: skip  # noqa: E501
+    ranks = call.ranks
+    r = 0
+    while r < call.num_replicas and call.num_events == 0:
+        if call.event_mask:
+            r = earliest_replica(a)
+        replica = a.replicas[r]
+        time = next_time(a.requests, replica, a.schedulers, r * ranks, ranks, a.knobs[r], a.step_end[r])
+        if not time < call.until:
+            if call.event_mask:
+                return
+            r += 1
+            continue
+        replica.now = time
+        if replica.in_flight == a.knobs[r].steps_in_flight or replica.blocked:
+            end_step(a, r)
+        elif not start_step(a, r):
             call.stuck_replica = r
             return

@@ -8,7 +8,10 @@ from numba import njit
 
 from .state import QUERY_TILE, RUNNING, WAITING
 
-compiled = njit(error_model="numpy", nogil=True)
+# Nothing is allocated, so no reference is counted (_nrt); the few large functions with one caller are inlined, since an
+# array argument is seven words on the stack.
+compiled = njit(error_model="numpy", nogil=True, _nrt=False)
+inlined = njit(error_model="numpy", nogil=True, _nrt=False, inline="always")
 
 
 @compiled
@@ -116,24 +119,43 @@ def add_to_sums(sums, attention, num_kinds, start, n):
 
 
 @compiled
-def enter_step(requests, q, n, knobs, sums, attention, num_kinds):
-    """Advance request q by n tokens; returns its entry in the step: q if it samples a token, else ~q."""
-    request = requests[q]
-    add_to_sums(sums, attention, num_kinds, request.num_computed_tokens, n)
-    request.num_computed_tokens += n
-    known = request.prompt_tokens + request.num_output_tokens + request.num_placeholders
-    if request.num_computed_tokens < known:
-        return ~q
-    if knobs.async_scheduling:
-        request.num_placeholders += 1
-    return q
+def allocate(request, scheduler, knobs, num_tokens, reserve):
+    """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
+    needed = blocks_needed(knobs, request.num_computed_tokens, num_tokens)
+    if needed - request.num_blocks + reserve > scheduler.free_blocks:
+        return False
+    scheduler.free_blocks -= needed - request.num_blocks
+    request.num_blocks = needed
+    if knobs.num_kv_groups == 1 and knobs.kv_window[0] == 0:
+        request.slots = needed * knobs.block_size
+    else:
+        request.slots = 0  # blocks leave a window at any step: ask every time
+    return True
 
 
 @compiled
+def preempt_last(requests, replica, scheduler, running):
+    """Preempt the last running request for recomputation (vLLM V1's FCFS victim); returns it."""
+    scheduler.num_running -= 1
+    victim = running[scheduler.num_running]
+    request = requests[victim]
+    request.status = WAITING
+    request.num_computed_tokens = 0
+    request.num_preemptions += 1
+    replica.num_preemptions += 1
+    scheduler.free_blocks += request.num_blocks
+    request.num_blocks = 0
+    request.slots = 0
+    push_front(requests, scheduler, victim)
+    return victim
+
+
+@inlined
 def schedule(requests, replica, scheduler, knobs, running, step, sums, attention, num_kinds):
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
 
-    running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs]; sums: SUMS[kinds].
+    running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
+    samples a token, else its bitwise complement; sums: SUMS[kinds].
     """
     budget = knobs.max_num_batched_tokens
     count = 0
@@ -141,50 +163,49 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
     threshold = knobs.long_prefill_token_threshold
     if knobs.long_prefill_needs_contention and scheduler.num_running + scheduler.num_waiting <= 1:
         threshold = 0
+    only_full = num_kinds == 1 and attention[0].window == 0
+    placeholder = 1 if knobs.async_scheduling else 0
+    longest = knobs.max_model_len - 1
+    num_decodes, decode_keys = 0, 0
 
     i = 0
     while i < scheduler.num_running and budget > 0:
         q = running[i]
         request = requests[q]
         i += 1
-        n = (
-            request.prompt_tokens
-            + request.num_output_tokens
-            + request.num_placeholders
-            - request.num_computed_tokens
-        )
-        if (
-            request.num_placeholders > 0
-            and request.num_output_tokens + request.num_placeholders >= request.max_tokens
-        ):
+        computed = request.num_computed_tokens
+        if request.num_tokens >= request.max_num_tokens:
             continue  # its last token is in flight
+        n = request.num_tokens - computed
         if 0 < threshold < n:
             n = threshold
-        n = min(n, budget, knobs.max_model_len - 1 - request.num_computed_tokens)
+        n = min(n, budget, longest - computed)
         if n <= 0:
             continue
-        needed = blocks_needed(knobs, request.num_computed_tokens, request.num_computed_tokens + n)
-        victim = -1
-        while needed - request.num_blocks > scheduler.free_blocks:
-            scheduler.num_running -= 1
-            victim = running[scheduler.num_running]
-            requests[victim].status = WAITING
-            requests[victim].num_computed_tokens = 0
-            requests[victim].num_preemptions += 1
-            scheduler.free_blocks += requests[victim].num_blocks
-            requests[victim].num_blocks = 0
-            push_front(requests, scheduler, victim)
-            replica.num_preemptions += 1
-            preempted = True
+        if computed + n > request.slots:
+            victim = -1
+            while not allocate(request, scheduler, knobs, computed + n, 0):
+                victim = preempt_last(requests, replica, scheduler, running)
+                preempted = True
+                if victim == q:
+                    break
             if victim == q:
                 break
-        if victim == q:
-            break
-        scheduler.free_blocks -= needed - request.num_blocks
-        request.num_blocks = needed
-        step[count] = enter_step(requests, q, n, knobs, sums, attention, num_kinds)
+        if n == 1 and only_full:
+            num_decodes += 1
+            decode_keys += computed + 1
+        else:
+            add_to_sums(sums, attention, num_kinds, computed, n)
+        request.num_computed_tokens = computed + n
+        if computed + n == request.num_tokens:
+            request.num_tokens += placeholder
+            step[count] = q
+        else:
+            step[count] = ~q
         count += 1
         budget -= n
+    sums[0].num_decodes += num_decodes
+    sums[0].decode_keys += decode_keys
 
     if not preempted:
         q = scheduler.waiting_head
@@ -207,18 +228,21 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
                 and blocks_of_whole_sequence(knobs, num_tokens) + watermark > scheduler.free_blocks
             ):
                 break
-            needed = blocks_needed(knobs, 0, n)
-            if needed + watermark > scheduler.free_blocks:
+            if not allocate(request, scheduler, knobs, n, watermark):
                 break
             remove(requests, scheduler, q)
             request.status = RUNNING
             running[scheduler.num_running] = q
             scheduler.num_running += 1
-            scheduler.free_blocks -= needed
-            request.num_blocks = needed
             if request.scheduled < 0.0:
                 request.scheduled = replica.now
-            step[count] = enter_step(requests, q, n, knobs, sums, attention, num_kinds)
+            add_to_sums(sums, attention, num_kinds, 0, n)
+            request.num_computed_tokens = n
+            if n == request.num_tokens:
+                request.num_tokens += placeholder
+                step[count] = q
+            else:
+                step[count] = ~q
             count += 1
             budget -= n
             q = after

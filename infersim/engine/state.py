@@ -3,6 +3,8 @@
 Times are seconds, memory is in KV blocks, lengths in tokens. Names are vLLM's.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 # --- what a step's time is spent on -----------------------------------------------------------------------------------
@@ -18,43 +20,56 @@ REJECTION_REASONS = {
     OVER_MAX_MODEL_LEN: "prompt + max_tokens exceeds max_model_len",
 }
 
-# --- ITL histogram: logarithmic bins, a factor HISTOGRAM_RATIO wide, so a bin's geometric centre is within 0.5 % of
-# every value in it (sqrt(1.01) = 1.00499). 1 us to 1e5 s.
-HISTOGRAM_MIN, HISTOGRAM_RATIO = 1e-6, 1.01
-HISTOGRAM_BINS = int(np.ceil(np.log(1e5 / HISTOGRAM_MIN) / np.log(HISTOGRAM_RATIO)))
+# --- ITL histogram: each power of two is cut into 128 equal bins, read off a float's bits; a bin's centre is within
+# 1/256 = 0.4 % of every value in it. From 2**-20 s (1 us) to 2**18 s (3 days); beyond, the first and last bin.
+HISTOGRAM_SHIFT = 52 - 7
+HISTOGRAM_FIRST = (1023 - 20) << 7
+HISTOGRAM_BINS = 38 << 7
+
+
+def histogram_centres() -> np.ndarray:
+    """Centre of every bin of the ITL histogram in seconds: f8[HISTOGRAM_BINS], relative error at most 0.4 %."""
+    edges = (np.arange(HISTOGRAM_FIRST, HISTOGRAM_FIRST + HISTOGRAM_BINS + 1) << HISTOGRAM_SHIFT).view("f8")
+    return (edges[:-1] + edges[1:]) / 2
+
 
 QUERY_TILE = 128  # queries per tile of a prefill attention kernel (FlashAttention 2/3 block sizes 64-192)
 MAX_ATTENTION_KINDS = 4
 
-# One row per request of the whole fleet: input columns, running state, and the record that remains.
+# One row per request of the whole fleet: running state first (what every step touches shares a cache line), then the
+# input columns and the record that remains.
 REQUEST = np.dtype(
     [
-        ("arrival", "f8"),
-        ("sent", "f8"),  # when the client sent it (arrival, or later under max_concurrency)
-        ("scheduled", "f8"),  # first time it entered a step
-        ("first_token", "f8"),
-        ("last_token", "f8"),
-        ("prompt_tokens", "i4"),
-        ("output_tokens", "i4"),  # what the model would generate; the scheduler does not look at it
-        ("max_tokens", "i4"),
         ("num_computed_tokens", "i4"),
+        ("num_tokens", "i4"),  # prompt, outputs so far, and placeholders in flight under async scheduling
+        ("max_num_tokens", "i4"),  # prompt + max_tokens: the end that the scheduler knows
         ("num_output_tokens", "i4"),
-        ("num_placeholders", "i4"),  # tokens in flight under async scheduling
+        ("stop_tokens", "i4"),  # min(output_tokens, max_tokens): the end that only the model knows
+        ("slots", "i4"),  # the step may bring num_computed_tokens up to here with the blocks held
+        ("last_token", "f8"),
         ("num_blocks", "i4"),  # KV blocks held
-        ("num_preemptions", "i4"),
-        ("next", "i4"),  # links of the waiting queue, -1 ends it
-        ("prev", "i4"),
-        ("replica", "i2"),
-        ("rank", "i2"),  # the data-parallel rank of the replica that serves it
         ("status", "i1"),
         ("reason", "i1"),
+        ("replica", "i2"),
+        ("rank", "i2"),  # the data-parallel rank of the replica that serves it
+        ("next", "i4"),  # links of its queue, -1 ends it
+        ("prev", "i4"),
+        ("num_preemptions", "i4"),
+        ("prompt_tokens", "i4"),
+        ("output_tokens", "i4"),  # what the model would generate
+        ("max_tokens", "i4"),
+        ("arrival", "f8"),
+        ("sent", "f8"),  # when the client sent it: at its arrival, or later under max_concurrency
+        ("scheduled", "f8"),  # first time it entered a step
+        ("first_token", "f8"),
     ],
     align=True,
 )
 
 # One row per attention kind of the model (full, window, ...): seconds per unit of each sum, all layers of the kind.
-# decode  = fixed + (max-norm with exponent knee of) memory: kv*keys + activations*sequences, compute: flops*keys
-# prefill = fixed + (...) memory: kv*keys + activations*tokens, compute: flops*pairs + tile*query_tiles
+# decode  = fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)
+# prefill = fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + tile*query_tiles, softness)
+# smooth_max: see replica.smooth_max; softness 0 = perfect overlap (maximum), 1 = none (sum).
 ATTENTION_PRICE = np.dtype(
     [
         ("window", "i8"),  # 0 = full attention, else keys visible to a query
@@ -62,13 +77,13 @@ ATTENTION_PRICE = np.dtype(
         ("decode_activations", "f8"),  # s per decoding sequence
         ("decode_compute", "f8"),  # s per visible decode key (FLOPs at achieved rate)
         ("decode_fixed", "f8"),  # s per step that has a decode
-        ("decode_knee", "f8"),
+        ("decode_softness", "f8"),
         ("prefill_kv", "f8"),  # s per prefill key
         ("prefill_activations", "f8"),  # s per prefill token
         ("prefill_compute", "f8"),  # s per query-key pair
         ("prefill_tile", "f8"),  # s per query tile
         ("prefill_fixed", "f8"),
-        ("prefill_knee", "f8"),
+        ("prefill_softness", "f8"),
     ],
     align=True,
 )
@@ -161,8 +176,8 @@ SUMS = np.dtype(
 # Where a replica's price stands in the flat table of seconds.
 PRICE = np.dtype(
     [
-        ("linear", "i8"),  # offset of row 0
-        ("head", "i8"),
+        ("linear", "i8"),  # offset of the seconds by number of new tokens
+        ("head", "i8"),  # offset of the seconds by number of scheduled sequences
         ("issue_share", "f8"),  # of a step's latency after which the next step may start: 1 without pipeline stages
         ("num_kinds", "i8"),
     ],
@@ -191,3 +206,27 @@ CALL = np.dtype(
     ],
     align=True,
 )
+
+
+class Arrays(NamedTuple):
+    """Everything that the compiled loop reads and writes; R replicas of `ranks` schedulers, F steps in flight, n requests."""
+
+    call: np.ndarray  # CALL[1]
+    replicas: np.ndarray  # REPLICA[R]
+    schedulers: np.ndarray  # SCHEDULER[R * ranks]
+    knobs: np.ndarray  # KNOBS[R]
+    prices: np.ndarray  # PRICE[R]
+    table: np.ndarray  # f8[table_size], seconds
+    steps_priced: np.ndarray  # i8[table_size], how often each second was used
+    attention: np.ndarray  # ATTENTION_PRICE[R, 4]
+    sums: np.ndarray  # SUMS[R * ranks, 4]
+    scratch: np.ndarray  # f8[ranks, 8], a rank's attention by resource
+    requests: np.ndarray  # REQUEST[n]
+    running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
+    steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight
+    counts: np.ndarray  # i4[R * ranks, F], entries in each
+    step_end: np.ndarray  # f8[R, F], when each ends
+    histogram: np.ndarray  # i8[HISTOGRAM_BINS], inter-token gaps
+    gaps: np.ndarray  # f4[num_gaps], every inter-token gap, if asked for
+    gap_offset: np.ndarray  # i8[n], where a request's gaps start
+    events: np.ndarray  # EVENT[max_events]
