@@ -41,14 +41,15 @@ def load_model(name_or_path: str | Path) -> Model:
     plain = [word for word in words if word not in SAME_ARCHITECTURE]
     name = index.get("".join(words)) or index.get("".join(plain))
     if name is None:
-        raise InputError(f"model {short(given)}: not in the catalogue{_hint(''.join(plain))}")
+        raise InputError(f"model {short(given)}: not in the catalogue{_hint('-'.join(plain))}")
     return model_from_config(_entries()[name], name, f"catalogue: {name}")
 
 
-def _hint(key: str) -> str:
-    close = dict.fromkeys(_index()[near] for near in difflib.get_close_matches(key[:100], _index(), 4, 0.5))
-    known = f"did you mean {', '.join(close)}?" if close else f"known are {', '.join(_entries())}"
-    return f"; {known} A path to a Hugging Face config.json works too"
+def _hint(word: str) -> str:
+    lower = {name.lower(): name for name in names()}
+    near = [lower[name] for name in difflib.get_close_matches(word[:100], lower, 4, 0.5)]
+    known = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(names())};"
+    return f"; {known} a path to a Hugging Face config.json works too"
 
 
 @functools.cache

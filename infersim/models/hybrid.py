@@ -1,8 +1,6 @@
 """Qwen3-Next and Qwen3.5: three of four layers are linear attention with a state per sequence, the fourth is full."""
 
-from collections.abc import Sequence
-
-from .architecture import MLP, Attention, Model, MoE
+from .architecture import MLP, Attention, Model
 from .families import Trunk, grouped_attention, kinds
 from .fields import Fields
 from .sparse import mixed, qwen_sparse_layers, read_moe
@@ -31,21 +29,17 @@ def _attentions(fields: Fields, trunk: Trunk) -> list[Attention]:
     return [by_kind.get(kind, full) for kind in layer_kinds]
 
 
-def _model(trunk: Trunk, attentions: Sequence[Attention], mlps: Sequence[MLP | MoE]) -> Model:
-    return trunk.model(trunk.rms_layers(attentions, mlps))
-
-
 def qwen3_next(fields: Fields) -> Model:
     """Qwen3-Next and Qwen3.5 with experts: routed ones, and a shared one behind a gate."""
     trunk = Trunk.read(fields, 32768)
     shared = fields.integer("shared_expert_intermediate_size")
     moe = read_moe(fields, "num_experts", shared_intermediate_size=shared, shared_gate=True)
     mlps = mixed(fields, trunk.num_layers, moe, qwen_sparse_layers(fields, trunk.num_layers))
-    return _model(trunk, _attentions(fields, trunk), mlps)
+    return trunk.model(trunk.rms_layers(_attentions(fields, trunk), mlps))
 
 
 def qwen3_5(fields: Fields) -> Model:
     """Qwen3.5, dense."""
     trunk = Trunk.read(fields, 32768)
     mlp = MLP(fields.integer("intermediate_size"))
-    return _model(trunk, _attentions(fields, trunk), [mlp] * trunk.num_layers)
+    return trunk.model(trunk.rms_layers(_attentions(fields, trunk), [mlp] * trunk.num_layers))

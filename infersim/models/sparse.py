@@ -68,8 +68,7 @@ def llama4(fields: Fields) -> Model:
     chunk = fields.integer("attention_chunk_size", default=8192)
     layer_kinds = kinds(fields, trunk.num_layers, lambda i: "chunk" if (i + 1) % 4 else "full")
     attentions = [
-        full if kind == "full" else windowed(rotary, kind, chunk, trunk.max_position_embeddings)
-        for kind in layer_kinds
+        full if kind == "full" else windowed(rotary, kind, chunk, trunk.max_position_embeddings) for kind in layer_kinds
     ]
     step = fields.integer("interleave_moe_layer_step", default=1)
     sparse = fields.integers("moe_layers") or range(step - 1, trunk.num_layers, step)

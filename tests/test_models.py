@@ -1,0 +1,439 @@
+"""Models: parameters to the unit, KV bytes, the catalogue, and what wrong input answers."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shared import SHARED, needs_shared
+
+from infersim.models.architecture import MLP, Attention, Layer, Model, MoE, Quantization
+from infersim.models.catalog import load_model, names
+from infersim.models.entries import COLUMNS, ENTRIES
+from infersim.models.huggingface import FAMILIES, NOT_MODELLED, model_from_config
+from infersim.spec.errors import InputError
+
+FOLDER = SHARED / "data/model_configs"
+EXPECTED = json.loads((FOLDER / "expected_params.json").read_text()) if FOLDER.is_dir() else {}
+INLINE = json.loads((FOLDER / "expected_params_inline_configs.json").read_text()) if FOLDER.is_dir() else {}
+CONFIGS = sorted(path.name for path in FOLDER.glob("*_config.json"))
+
+# Models beyond the counted ones: total and active parameters in 1e9 that their authors state.
+OFFICIAL = {"MiniMax-M2.5": (229, 10), "GLM-5": (744, 40), "MiMo-V2-Flash": (309, 15)}
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+
+
+def problems(config, name="x"):
+    with pytest.raises(InputError) as error:
+        model_from_config(config, name)
+    assert all("\n" not in line and len(line) < 1000 for line in error.value.problems)
+    return error.value.problems
+
+
+def catalogue_name(file):
+    return file.split("--")[1].removesuffix("_config.json")
+
+
+# --- counts ---------------------------------------------------------------------------------------------------------
+
+
+@needs_shared
+@pytest.mark.parametrize("file", EXPECTED)
+def test_counts_agree_with_published_checkpoints_to_the_unit(file):
+    model, expected = load_model(FOLDER / file), EXPECTED[file]
+    assert model.num_params == expected["params_total"]
+    assert model.num_active_params == expected["params_active_incl_embedding"]
+    assert model.kv_bytes_per_token(2) == expected["kv_bytes_per_token_bf16_all_layers_full"]
+
+
+@needs_shared
+@pytest.mark.parametrize("name", INLINE)
+def test_counts_agree_for_small_configs(name):
+    model, expected = model_from_config(INLINE[name]["config"], name), INLINE[name]
+    assert (model.num_params, model.num_active_params) == (expected["params_total"], expected["params_active"])
+
+
+@needs_shared
+@pytest.mark.parametrize("file", CONFIGS)
+def test_every_config_is_counted_exactly_or_says_what_is_not_modelled(file):
+    family = json.loads((FOLDER / file).read_text())["model_type"]
+    if family in NOT_MODELLED:
+        with pytest.raises(InputError, match=f"{family}.* is not modelled yet: it has {NOT_MODELLED[family]}"):
+            load_model(FOLDER / file)
+    elif file not in EXPECTED:
+        total, active = OFFICIAL[catalogue_name(file)]
+        model = load_model(FOLDER / file)
+        assert model.num_params == pytest.approx(total * 1e9, rel=2e-3)
+        assert model.num_active_params == pytest.approx(active * 1e9, rel=0.11)  # stated without embedding, rounded
+
+
+@needs_shared
+@pytest.mark.parametrize("file", [*EXPECTED, *(file for file in CONFIGS if catalogue_name(file) in OFFICIAL)])
+def test_the_catalogue_says_what_the_published_config_says(file):
+    ours, theirs = load_model(catalogue_name(file)), load_model(FOLDER / file)
+    assert replace(ours, name="", source="") == replace(theirs, name="", source="")
+
+
+# Parameters as the authors' safetensors files count them.
+PUBLISHED = {
+    "Llama-2-13B": 13_015_864_320,
+    "Llama-2-70B": 68_976_648_192,
+    "Llama-3.2-1B": 1_235_814_400,
+    "Llama-3.2-3B": 3_212_749_824,
+    "Mistral-7B-v0.3": 7_248_023_552,
+    "Mistral-Large-2407": 122_610_069_504,
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-72B": 72_706_203_648,
+    "Qwen3-4B": 4_022_468_096,
+    "Phi-3-medium-4k": 13_960_238_080,
+    "GPT-2-medium": 354_823_168,
+    "BLOOM-176B": 176_247_271_424,
+    "Falcon-7B": 6_921_720_704,
+    "Falcon-40B": 41_303_293_952,
+    "Falcon-180B": 179_522_565_120,
+    "FLAN-T5-base": 247_577_856,
+    "FLAN-T5-XXL": 11_135_332_352,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_catalogue_counts(name, count):
+    assert load_model(name).num_params == count
+
+
+SIZES = st.integers(1, 64)
+
+
+@given(h=SIZES, d=SIZES, k=SIZES, group=SIZES, f=SIZES, v=SIZES, layers=SIZES, tied=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_a_llama_of_any_size_follows_the_closed_form(h, d, k, group, f, v, layers, tied):
+    n = k * group
+    config = LLAMA | {
+        "hidden_size": h,
+        "head_dim": d,
+        "num_key_value_heads": k,
+        "num_attention_heads": n,
+        "intermediate_size": f,
+        "vocab_size": v,
+        "num_hidden_layers": layers,
+        "tie_word_embeddings": tied,
+    }
+    model = model_from_config(config, "x")
+    attention = h * n * d + 2 * h * k * d + n * d * h
+    assert model.num_params == v * h * (1 if tied else 2) + layers * (attention + 3 * h * f + 2 * h) + h
+    assert model.kv_bytes_per_token(2) == 2 * layers * k * d * 2
+    assert len({id(layer) for layer in model.layers}) == 1
+    assert model.lm_head.num_params == v * h
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_entry_is_whole_and_its_parts_add_up(name):
+    """Parameters are the tables, the matrices and the vectors; more experts per token are more active parameters."""
+    model = load_model(name)
+    h, total = model.hidden_size, model.embedding_params + model.lm_head_params + model.other_params
+    for layer in model.layers + model.encoder_layers:
+        attentions = [a for a in (layer.attention, layer.cross_attention) if a]
+        linears = [linear for part in (*attentions, layer.mlp) for linear in part.linears(h)]
+        if isinstance(layer.mlp, MoE):
+            linears += layer.mlp.expert.linears(h) * layer.mlp.num_experts
+        vectors = sum(attention.vector_params for attention in attentions) + layer.norm_params
+        total += sum(linear.inputs * linear.outputs + linear.outputs * linear.bias for linear in linears) + vectors
+    assert model.num_params == total
+    sparse = any(isinstance(layer.mlp, MoE) for layer in model.layers)
+    assert model.num_active_params < model.num_params if sparse else model.num_active_params == model.num_params
+    assert model.kv_bytes_per_token(2) == 2 * model.kv_bytes_per_token(1) > 0
+    assert (model.lm_head_params == 0) == model.tie_word_embeddings
+    assert (model.name, model.source) == (name, f"catalogue: {name}")
+
+
+# --- kinds of attention ---------------------------------------------------------------------------------------------
+
+
+def kinds_of(model):
+    return "".join(layer.attention.kind[0] for layer in model.layers)
+
+
+def test_interleaved_windows():
+    assert kinds_of(load_model("gemma-2-9b")) == "wf" * 21
+    assert kinds_of(load_model("gemma-3-27b")) == ("wwwwwf" * 11)[:62]
+    assert kinds_of(load_model("gpt-oss-20b")) == "wf" * 12
+    assert kinds_of(load_model("llama-4-scout")) == "cccf" * 12
+    assert kinds_of(load_model("qwen3-next-80b-a3b")) == "lllf" * 12
+    assert {layer.attention.window for layer in load_model("gemma-3-1b").layers} == {512, 0}
+
+
+def test_a_window_counts_only_where_it_is_used_and_binds():
+    assert {layer.attention.window for layer in load_model("mistral-7b-v0.1").layers} == {4096}
+    assert kinds_of(load_model("mistral-7b-v0.3")) == "f" * 32
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 128, "max_window_layers": 1}
+    assert kinds_of(model_from_config(qwen, "x")) == "fff"
+    assert kinds_of(model_from_config(qwen | {"use_sliding_window": True}, "x")) == "fww"
+    phi = LLAMA | {"model_type": "phi3", "sliding_window": 4096}
+    assert kinds_of(model_from_config(phi, "x")) == "fff"  # no sequence is longer than 2048
+    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert kinds_of(model_from_config(phi | {"sliding_window": 8, "layer_types": layer_types}, "x")) == "wfw"
+
+
+def test_latent_attention_keeps_one_latent_and_one_rotary_key_per_token():
+    attention = load_model("DeepSeek-V3").layers[0].attention
+    assert attention.kv_elements_per_token == 512 + 64
+    indexed = load_model("DeepSeek-V3.2")
+    assert indexed.kv_bytes_per_token(2) == load_model("DeepSeek-V3").kv_bytes_per_token(2)
+    assert indexed.index_bytes_per_token == 61 * (128 + 4)  # FP8 with one FP32 scale
+
+
+def test_linear_attention_keeps_a_state_per_sequence_and_nothing_per_token():
+    model = load_model("Qwen3-Next-80B-A3B")
+    matrix, conv = 32 * 128 * 128 * 4, (2 * 16 * 128 + 32 * 128) * 3 * 2
+    assert model.state_bytes(2) == 36 * (matrix + conv)
+    assert model.kv_bytes_per_token(2) == 2 * 12 * 2 * 256 * 2
+    assert load_model("Llama-3.1-8B").state_bytes(2) == 0
+
+
+def test_encoder_decoder_keeps_the_encoders_keys_once():
+    model = load_model("t5-large")
+    assert len(model.encoder_layers) == len(model.layers) == 24
+    assert model.cross_kv_bytes_per_token(2) == model.kv_bytes_per_token(2) == 2 * 24 * 16 * 64 * 2
+    assert load_model("gpt2").cross_kv_bytes_per_token(2) == 0
+
+
+def test_a_reference_model_needs_no_config():
+    """A model as papers state it: 70e9 parameters, 80 layers, 8 KV heads, head dimension 128."""
+    layer = Layer(Attention("full", 64, 8, 128), MLP(28672), norm_params=2 * 8192)
+    rest = 70_000_000_000 - 80 * layer.num_params(8192)
+    model = Model("70B", "reference", 8192, 0, (layer,) * 80, False, 8192, 0, 0, rest)
+    assert model.num_params == model.num_active_params == 70e9
+    assert 8192 * model.kv_bytes_per_token(2) == 2_684_354_560
+    per_head = Attention("full", 64, 64, 128).kv_elements_per_token
+    assert per_head == 8 * layer.attention.kv_elements_per_token  # what grouped queries save
+
+
+# --- names and files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("LLAMA-3.1-8b", "Llama-3.1-8B"),
+        ("llama2-70b", "Llama-2-70B"),
+        ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-v0.3"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "Mistral-Nemo-2407"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B-v0.1"),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "Mixtral-8x22B-Instruct-v0.1"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen2.5-7B"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen3-235B-A22B-2507"),
+        ("google/gemma-2-9b-it", "Gemma-2-9B"),
+        ("microsoft/Phi-3-mini-4k-instruct", "Phi-3-mini-4k"),
+        ("openai-community/gpt2-xl", "GPT-2-XL"),
+        ("google-t5/t5-base", "T5-base"),
+        ("google/flan-t5-xxl", "FLAN-T5-XXL"),
+        ("moonshotai/Kimi-K2-Instruct", "Kimi-K2"),
+        ("deepseek-ai/DeepSeek-R1", "DeepSeek-R1"),
+    ],
+)
+def test_names_as_people_write_them(given, name):
+    assert load_model(given).name == name
+
+
+def test_no_two_models_answer_to_one_name():
+    spelled = []
+    for block in ENTRIES.values():
+        for line in block.strip().splitlines():
+            facts, _, aliases = line.partition("|")
+            spelled += [name.lower().replace("-", "").replace("_", "") for name in (facts.split()[0], *aliases.split())]
+    assert len(spelled) == len(set(spelled))
+    assert set(COLUMNS) == set(ENTRIES) <= set(FAMILIES)
+
+
+def test_an_unknown_name_answers_with_near_ones():
+    with pytest.raises(InputError, match=r"model 'llama-3.1-9b': not in the catalogue; did you mean Llama-3.1-8B, "):
+        load_model("llama-3.1-9b")
+    with pytest.raises(InputError, match="known are LLaMA-7B"):
+        load_model("%%%")
+
+
+@pytest.mark.parametrize("given", ["", "a\0b", "x" * 5000, "./no/such/config.json", "/", ".", "\n"])
+def test_what_is_no_name_and_no_path_is_one_line(given):
+    with pytest.raises(InputError) as error:
+        load_model(given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_is_found_by_file_and_by_folder(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    for path in (folder, folder / "config.json", str(folder)):
+        model = load_model(path)
+        assert (model.name, model.family, model.source) == ("my-model", "llama", str(folder / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "line 1, column 1"),
+        (json.dumps(LLAMA).encode()[:-20], "must be a complete JSON object"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"hidden_size": ' + b"9" * 10_000 + b"}", "too long"),
+        (b"[1, 2]", "must be a JSON object of model fields (got a list of 2)"),
+        (b"null", "must be a JSON object"),
+        (b" " * 10_000_001, "larger than 10 MB"),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_line_with_its_path(tmp_path, content, message):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        load_model(path)
+    (line,) = error.value.problems
+    assert line.startswith(f"{path}: ")
+    assert message in line
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads"])
+@pytest.mark.parametrize("value", [None, 0, -1, 1.5, float("nan"), float("inf"), True, "64", [], {}, 10**40])
+def test_a_wrong_field_is_named_and_nothing_else_is(field, value):
+    (line,) = problems(LLAMA | {field: value}, "my.json")
+    assert line.startswith(f"my.json: {field}: ")
+    assert "must be a whole number >= 1" in line or "must be at most" in line
+
+
+def test_all_problems_come_at_once():
+    config = {"model_type": "llama", "hidden_size": -1, "attention_bias": "yes", "vocab_size": 100}
+    assert problems(config) == (
+        "x: hidden_size: must be a whole number >= 1 (got -1)",
+        "x: num_hidden_layers: missing; must be a whole number >= 1",
+        "x: attention_bias: must be true or false (got 'yes')",
+        "x: num_attention_heads: missing; must be a whole number >= 1",
+        "x: intermediate_size: missing; must be a whole number >= 1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"model_type": None}, "x: model_type: missing; known: bloom, "),
+        ({"model_type": "lama"}, "x: model_type: unknown family 'lama'; known: bloom, "),
+        ({"model_type": ["llama"]}, "x: model_type: must be a text (got a list of 1); known: bloom, "),
+        ({"model_type": "nemotron_h"}, "x: model_type: nemotron_h is not modelled yet: it has Mamba-2 layers"),
+        ({"num_key_value_heads": 3}, "x: num_key_value_heads: must divide num_attention_heads 8 (got 3)"),
+        (
+            {"num_attention_heads": 6},
+            "x: num_attention_heads: must divide the hidden size 64 where there is no head_dim (got 6)",
+        ),
+        ({"num_hidden_layers": 10**8}, "x: num_hidden_layers: must be at most 10,000 (got 100000000)"),
+        (
+            {"layer_types": ["full_attention"]},
+            "x: layer_types: must be a list with one entry for each of 3 layers (got a list of 1)",
+        ),
+        (
+            {"layer_types": ["full_attention", "mamba", "full_attention"]},
+            "x: layer_types[1]: must be one of full_attention, sliding_attention, chunked_attention, linear_attention "
+            "(got 'mamba')",
+        ),
+        ({"text_config": 5}, "x: text_config: must be a JSON object (got 5)"),
+        ({"text_config": {"hidden_size": "b"}}, "x: text_config.hidden_size: must be a whole number >= 1 (got 'b')"),
+        ({"quantization_config": {"quant_method": "x"}}, "x: quantization_config.quant_method: unknown 'x'; known"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "x: quantization_config.bits or num_bits or w_bit: miss"),
+    ],
+)
+def test_what_a_wrong_config_answers(change, line):
+    assert problems(LLAMA | change)[0].startswith(line)
+
+
+def test_experts_per_token_are_at_most_the_experts():
+    mixtral = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9}
+    assert problems(mixtral) == ("x: num_experts_per_tok: must be at most num_local_experts 8 (got 9)",)
+    everyone = model_from_config(mixtral | {"num_experts_per_tok": 8}, "x")
+    assert everyone.num_active_params == everyone.num_params
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**12), 10**12),
+    st.floats(),
+    st.text(max_size=9),
+    st.lists(st.one_of(st.integers(-1, 3), st.text(max_size=3)), max_size=4),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+FIELD_NAMES = sorted(
+    {column for columns in COLUMNS.values() for column in columns.split()}
+    | {"layer_types", "text_config", "quantization_config", "mlp_only_layers", "moe_layer_freq", "hybrid_layer_pattern"}
+    | {"qk_norm_type", "topk_method", "decoder_sparse_step", "full_attention_interval", "interleave_moe_layer_step"}
+)
+
+
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    sizes=st.dictionaries(st.sampled_from(FIELD_NAMES), st.integers(1, 9)),
+    junk=st.dictionaries(st.sampled_from(FIELD_NAMES), JUNK, max_size=4),
+)
+@settings(max_examples=500, deadline=None)
+def test_any_config_gives_a_model_or_lines_that_say_why_not(family, sizes, junk):
+    lines = ()
+    try:
+        model = model_from_config({"model_type": family} | sizes | junk, "x")
+    except InputError as error:
+        lines = error.problems
+    assert all(line.startswith("x: ") and "\n" not in line for line in lines)
+    assert lines or 0 < model.num_active_params <= model.num_params
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            Quantization("fp8", 8, "float", weight_block_size=(128, 128)),
+        ),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, Quantization("awq", 4, "int", 128)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Quantization("gptq", 8, "int")),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+            Quantization("modelopt", 4, "float", 16, modules_to_not_convert=("lm_head",)),
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "group_size": None}}},
+                "ignore": ["lm_head"],
+            },
+            Quantization("compressed-tensors", 8, "float", modules_to_not_convert=("lm_head",)),
+        ),
+    ],
+)
+def test_how_a_checkpoint_is_quantised_is_read(config, expected):
+    assert model_from_config(LLAMA | {"quantization_config": config}, "x").quantization == expected
+
+
+def test_quantised_entries():
+    oss = load_model("gpt-oss-120b").quantization
+    assert (oss.method, oss.bits, oss.type, oss.group_size) == ("mxfp4", 4, "float", 32)
+    assert load_model("Kimi-K2.5").quantization.bits == 4
+    assert load_model("Qwen3-32B").quantization is None
+
+
+def test_models_are_light_to_import():
+    code = "import sys, infersim.models.catalog; print({'numpy', 'pandas', 'numba'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
