@@ -348,8 +348,7 @@ def test_all_problems_come_at_once():
         ),
         (
             {"layer_types": ["full_attention", "mamba", "full_attention"]},
-            "x: layer_types[1]: must be one of full_attention, sliding_attention, chunked_attention, linear_attention "
-            "(got 'mamba')",
+            "x: layer_types[1]: must be one of full_attention, sliding_attention (got 'mamba')",
         ),
         ({"text_config": 5}, "x: text_config: must be a JSON object (got 5)"),
         ({"text_config": {"hidden_size": "b"}}, "x: text_config.hidden_size: must be a whole number >= 1 (got 'b')"),
@@ -359,6 +358,14 @@ def test_all_problems_come_at_once():
 )
 def test_what_a_wrong_config_answers(change, line):
     assert problems(LLAMA | change)[0].startswith(line)
+
+
+def test_a_dense_layer_among_sparse_ones_needs_its_width():
+    moe = LLAMA | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    assert not isinstance(model_from_config(moe | {"mlp_only_layers": [1]}, "x").layers[1].mlp, MoE)
+    del moe["intermediate_size"]
+    assert isinstance(model_from_config(moe, "x").layers[1].mlp, MoE)
+    assert problems(moe | {"mlp_only_layers": [1]})[0].startswith("x: intermediate_size: missing")
 
 
 def test_experts_per_token_are_at_most_the_experts():

@@ -1,6 +1,6 @@
 """What the model families share: how fields become attention layers and a model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from .architecture import MLP, Attention, AttentionKind, Layer, Model, MoE
@@ -15,9 +15,15 @@ KINDS: dict[str, AttentionKind] = {
 """Hugging Face's `layer_types`."""
 
 
-def kinds(fields: Fields, num_layers: int, default: Callable[[int], AttentionKind]) -> list[AttentionKind]:
-    """Each layer's kind of attention: `layer_types` decides; without it, the family's rule for layer i."""
-    return fields.per_layer("layer_types", num_layers, KINDS) or [default(i) for i in range(num_layers)]
+def kinds(
+    fields: Fields,
+    num_layers: int,
+    default: Callable[[int], AttentionKind],
+    known: Collection[AttentionKind] = ("full", "window"),
+) -> list[AttentionKind]:
+    """Each layer's kind, of those the family has: `layer_types` decides; without it, the family's rule for layer i."""
+    words = {word: kind for word, kind in KINDS.items() if kind in known}
+    return fields.per_layer("layer_types", num_layers, words) or [default(i) for i in range(num_layers)]
 
 
 def windowed(full: Attention, kind: AttentionKind, window: int, max_position_embeddings: int) -> Attention:

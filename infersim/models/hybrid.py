@@ -23,10 +23,8 @@ def _attentions(fields: Fields, trunk: Trunk) -> list[Attention]:
     )
     every = fields.integer("full_attention_interval", default=4)
     by_kind = {"full": full, "linear": linear}
-    layer_kinds = kinds(fields, trunk.num_layers, lambda i: "linear" if (i + 1) % every else "full")
-    for kind in set(layer_kinds) - set(by_kind):
-        fields.problem("layer_types", f"{kind} attention is not modelled in this family; known: full, linear")
-    return [by_kind.get(kind, full) for kind in layer_kinds]
+    layer_kinds = kinds(fields, trunk.num_layers, lambda i: "linear" if (i + 1) % every else "full", by_kind)
+    return [by_kind[kind] for kind in layer_kinds]
 
 
 def qwen3_next(fields: Fields) -> Model:

@@ -17,9 +17,13 @@ def read_moe(fields: Fields, experts: str, size: str = "moe_intermediate_size", 
     return MoE(num_experts, min(top, num_experts), fields.integer(size), **traits)
 
 
-def mixed(fields: Fields, num_layers: int, moe: MoE, sparse: Collection[int], size: str = "intermediate_size"):
+def mixed(
+    fields: Fields, num_layers: int, moe: MoE, sparse: Collection[int], size: str = "intermediate_size"
+) -> list[MLP | MoE]:
     """One feed-forward block per layer: `moe` in the `sparse` layers, else an MLP whose width is field `size`."""
-    dense = MLP(fields.integer(size)) if len(sparse) < num_layers else None
+    if all(i in sparse for i in range(num_layers)):
+        return [moe] * num_layers  # and the dense width may be absent
+    dense = MLP(fields.integer(size))
     return [moe if i in sparse else dense for i in range(num_layers)]
 
 
@@ -66,7 +70,7 @@ def llama4(fields: Fields) -> Model:
     full = grouped_attention(fields, trunk.hidden_size, qkv_bias=bias, output_bias=bias, rope=False)
     rotary = replace(full, rope=True, qk_norm="unweighted" if fields.flag("use_qk_norm", True) else "")
     chunk = fields.integer("attention_chunk_size", default=8192)
-    layer_kinds = kinds(fields, trunk.num_layers, lambda i: "chunk" if (i + 1) % 4 else "full")
+    layer_kinds = kinds(fields, trunk.num_layers, lambda i: "chunk" if (i + 1) % 4 else "full", ("full", "chunk"))
     attentions = [
         full if kind == "full" else windowed(rotary, kind, chunk, trunk.max_position_embeddings) for kind in layer_kinds
     ]
