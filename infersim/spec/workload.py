@@ -1,0 +1,234 @@
+"""What arrives: requests by a rule (as `vllm bench serve` makes them), or from a trace file."""
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+
+from .base import Description
+from .units import Count, Number, parse_quantity, short
+
+Format = Literal[
+    "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
+]
+MAX_TOKENS = 10**9  # columns are 32 bits wide
+Tokens = Annotated[Count, Field(le=MAX_TOKENS)]
+
+
+def _or_inf(unit: str) -> Any:
+    """A number > 0 or inf, which YAML and JSON write as `inf`."""
+
+    def parse(value: Any) -> float:
+        if value in ("inf", ".inf", math.inf):
+            return math.inf
+        number = parse_quantity(value, unit)
+        if number < 1e-6:
+            raise ValueError(f"must be inf or a number of at least 1e-6 (got {short(value)})")
+        return number
+
+    schema = {"anyOf": [{"type": "number", "minimum": 1e-6}, {"type": "string"}]}
+    write = PlainSerializer(lambda value: "inf" if value == math.inf else value)
+    return Annotated[float, Field(allow_inf_nan=True), BeforeValidator(parse), write, WithJsonSchema(schema)]
+
+
+def _mapping_or(other: str) -> Discriminator:
+    """Which member of a union is meant, so that a wrong value gets the errors of that member only."""
+    return Discriminator(lambda value: "Mapping" if isinstance(value, dict | Description) else other)
+
+
+class Lognormal(Description):
+    """Log-normally distributed tokens: `median` with one of p90, mean and sigma, or `mean` with sigma."""
+
+    median: Annotated[Number, Field(ge=1, le=MAX_TOKENS)] | None = None
+    mean: Annotated[Number, Field(ge=1, le=MAX_TOKENS)] | None = None
+    p90: Annotated[Number, Field(ge=1, le=MAX_TOKENS)] | None = None
+    sigma: Annotated[Number, Field(le=10)] | None = None
+    """standard deviation of the logarithm"""
+    max: Tokens | None = None
+    """longer draws become this long"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [key for key in ("median", "mean", "p90", "sigma") if getattr(self, key) is not None]
+        if given not in (["median", "mean"], ["median", "p90"], ["median", "sigma"], ["mean", "sigma"]):
+            raise ValueError(
+                "must have two of median, mean, p90 and sigma: median with one of the others, or mean with sigma"
+                f" (got {', '.join(given) or 'none'})"
+            )
+        if self.median is not None and self.median > (self.mean or self.p90 or math.inf):
+            raise ValueError(f"median must not be above {given[1]} (got {self.median:g} and {self.mean or self.p90:g})")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, write: Any) -> dict:
+        return {key: value for key, value in write(self).items() if value is not None}
+
+
+class Length(Description):
+    """How many tokens: one of four distributions; a plain number is a fixed length."""
+
+    mean: Tokens | None = None
+    range_ratio: Annotated[Number, Field(lt=1)] | None = None
+    """with `mean` L: whole numbers evenly in [floor(L (1 - r)), ceil(L (1 + r))], vLLM's random dataset"""
+    uniform: tuple[Tokens, Tokens] | None = None
+    """shortest and longest, whole numbers evenly between"""
+    lognormal: Lognormal | None = None
+    quantiles: dict[str, Annotated[Number, Field(ge=1, le=MAX_TOKENS)]] | None = None
+    """{p0: shortest, p50: median, ..., p100: longest}, straight lines between"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        forms = [self.mean or self.range_ratio is not None, self.uniform, self.lognormal, self.quantiles]
+        if sum(bool(form) for form in forms) != 1 or (self.mean is None) != (self.range_ratio is None):
+            raise ValueError(
+                "must be a number of tokens or one of {mean: 512, range_ratio: 0.25}, {uniform: [384, 640]},"
+                " {lognormal: {median: 300, p90: 1200}}, {quantiles: {p0: 1, p50: 300, p100: 4000}}"
+            )
+        if self.uniform and self.uniform[0] > self.uniform[1]:
+            raise ValueError(f"uniform must be [shortest, longest] (got {list(self.uniform)})")
+        if self.quantiles:
+            self.quantile_points()
+        return self
+
+    def quantile_points(self) -> tuple[list[float], list[float]]:
+        """`quantiles` as cumulative shares 0 ... 1, rising, and the tokens there."""
+        points = {}
+        for key, tokens in self.quantiles.items():
+            try:
+                share = float(key.removeprefix("p")) / 100
+            except ValueError:
+                share = math.nan
+            if not key.startswith("p") or not 0 <= share <= 1:
+                raise ValueError(f"quantiles: keys must be p0 ... p100, such as p50 or p99.9 (got {short(key)})")
+            points[share] = tokens
+        shares = sorted(points)
+        if shares[0] != 0 or shares[-1] != 1:
+            raise ValueError("quantiles must have p0 (the shortest) and p100 (the longest)")
+        tokens = [points[share] for share in shares]
+        if tokens != sorted(tokens):
+            raise ValueError(f"quantiles must not fall (got {', '.join(f'{t:g}' for t in tokens)})")
+        return shares, tokens
+
+    @model_serializer(mode="wrap")
+    def _short(self, write: Any) -> dict:
+        return {key: value for key, value in write(self).items() if value is not None}
+
+
+LengthOrTokens = Annotated[Annotated[Length, Tag("Mapping")] | Annotated[Tokens, Tag("Tokens")], _mapping_or("Tokens")]
+
+
+class RampUp(Description):
+    """A rate that rises from request to request, as `vllm bench serve --ramp-up-strategy` does."""
+
+    strategy: Literal["linear", "exponential"]
+    start_rps: Annotated[Number, Field(ge=1e-6)]
+    """requests per second at the first request"""
+    end_rps: Annotated[Number, Field(ge=1e-6)]
+    """requests per second at the last request"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.start_rps >= self.end_rps:
+            raise ValueError(f"end_rps must be above start_rps (got {self.start_rps:g} to {self.end_rps:g})")
+        return self
+
+
+class MaxTokensFactor(Description):
+    """Clients that ask for `factor` times what the model will generate."""
+
+    factor: Annotated[Number, Field(ge=1, le=1e6)]
+
+
+MaxTokens = Annotated[
+    Annotated[MaxTokensFactor, Tag("Mapping")]
+    | Annotated[Literal["output_length", "max_model_len"], Tag("Word")]
+    | Annotated[Tokens, Tag("Tokens")],
+    Discriminator(
+        lambda v: "Mapping" if isinstance(v, dict | Description) else "Word" if isinstance(v, str) else "Tokens"
+    ),
+]
+
+
+class Workload(Description):
+    """Requests: `input_tokens` and `output_tokens` at a `request_rate`, or a `trace`.
+
+    Null means the default. Defaults of generated requests are those of `vllm bench serve`: 1000 requests, all at once.
+    A trace arrives at its own times, unless `request_rate` or `ramp_up` replaces them.
+    """
+
+    trace: Annotated[str, Field(min_length=1)] | None = None
+    """a trace file, or a folder of ServeGen"""
+    format: Format | None = None
+    """of the trace; default: recognised from its columns"""
+    time_scale: Annotated[Number, Field(ge=1e-6, le=1e6)] = 1.0
+    """stretches the trace's times: 2 is half the rate"""
+
+    input_tokens: LengthOrTokens | None = None
+    """prompt length"""
+    output_tokens: LengthOrTokens | None = None
+    """tokens that the model generates"""
+
+    num_requests: Annotated[Count, Field(le=10**8)] | None = None
+    """how many; of a trace, the first so many; default: 1000, of a trace all"""
+    request_rate: _or_inf("1/s") | None = None
+    """requests per second; inf: all at once"""
+    burstiness: _or_inf("") = 1.0
+    """shape of the gamma distributed gaps: 1 is Poisson, below is burstier, inf is constant"""
+    ramp_up: RampUp | None = None
+    """a rising rate instead of `request_rate`"""
+    max_concurrency: Count | None = None
+    """requests in the system at most: the next is sent when one finishes"""
+    max_tokens: MaxTokens | None = None
+    """what clients ask for, the only length that a scheduler may know: output_length (default of generated requests),
+    max_model_len (default of traces), a number of tokens or {factor: x} times the true length"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        generated = data.get("trace") is None
+        defaults: dict[str, Any] = {"burstiness": 1.0, "time_scale": 1.0}
+        defaults["max_tokens"] = "output_length" if generated else "max_model_len"
+        if generated:
+            defaults["num_requests"] = 1000
+            if data.get("ramp_up") is None:
+                defaults["request_rate"] = math.inf
+        return data | {key: value for key, value in defaults.items() if data.get(key) is None}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        wrong = []
+        if self.trace is None:
+            if self.input_tokens is None or self.output_tokens is None:
+                wrong.append("must have trace, or both input_tokens and output_tokens")
+            if self.format is not None:
+                wrong.append("format is for a trace; remove it")
+            if self.time_scale != 1:
+                wrong.append("time_scale is for the times of a trace; change request_rate")
+        else:
+            if self.input_tokens is not None or self.output_tokens is not None:
+                wrong.append("trace has its own lengths; remove it or input_tokens and output_tokens")
+            if self.burstiness != 1 and not self.has_arrival_rule:
+                wrong.append("burstiness is for a request_rate; the trace has its own times")
+            if self.time_scale != 1 and self.has_arrival_rule:
+                wrong.append("time_scale is for the times of the trace, which request_rate or ramp_up replaces")
+        if self.ramp_up and self.request_rate is not None:
+            wrong.append("must have request_rate or ramp_up, not both")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
+
+    @property
+    def has_arrival_rule(self) -> bool:
+        """Whether requests arrive by a rule rather than at the times of a trace."""
+        return self.request_rate is not None or self.ramp_up is not None

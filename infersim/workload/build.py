@@ -1,0 +1,83 @@
+"""The requests that a workload describes."""
+
+import difflib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..spec.errors import InputError
+from ..spec.units import short
+from ..spec.workload import Workload
+from .arrivals import draw_arrivals
+from .draws import generator
+from .lengths import draw_lengths
+from .requests import Requests
+from .servegen import clients_of_folder, clients_of_json, draw_requests
+from .table import json_table, read_csv, read_json_lines, read_text
+from .trace import requests_of
+
+
+def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
+    """Draw or read the requests; `base` is the folder of the scenario, from which a relative trace is found first.
+
+    InputError, with file, line and column, for a trace that is not one.
+    """
+    if workload.trace is not None:
+        return _from_trace(workload, seed, base)
+    n = workload.num_requests
+    return Requests(
+        draw_arrivals(workload, n, seed),
+        draw_lengths(workload.input_tokens, n, generator(seed, "input_tokens")),
+        draw_lengths(workload.output_tokens, n, generator(seed, "output_tokens")),
+        np.arange(n),
+    )
+
+
+def _from_trace(workload: Workload, seed: int, base: Path) -> Requests:
+    path = _find(workload.trace, base)
+    requests = _read(path, workload, seed)
+    notes, n = list(requests.notes), workload.num_requests
+    if n is not None and n < len(requests):
+        requests = requests.keep(np.arange(len(requests)) < n)
+    elif n is not None and n > len(requests):
+        notes.append(f"the trace has {len(requests)} requests, fewer than num_requests: {n}")
+    if workload.has_arrival_rule:
+        arrival = draw_arrivals(workload, len(requests), seed)
+        notes.append(f"{'ramp_up' if workload.ramp_up else 'request_rate'} replaces the trace's arrivals")
+    else:
+        arrival = requests.arrival * workload.time_scale
+    return replace(requests, arrival=arrival, notes=tuple(notes))
+
+
+def _read(path: Path, workload: Workload, seed: int) -> Requests:
+    where, name = str(path), workload.format
+    if path.is_dir():
+        return draw_requests(clients_of_folder(path, where), workload.num_requests, seed)
+    text = read_text(path, where)
+    own_times = not workload.has_arrival_rule
+    if not text.lstrip().startswith("{"):
+        return requests_of(read_csv(text, where), name, own_times)
+    if name == "servegen" or (name is None and '"clients"' in text[:4096]):
+        return draw_requests(clients_of_json(text, where), workload.num_requests, seed)
+    rows = read_json_lines(text, where)
+    if "sub_requests" in rows[0][1]:
+        raise InputError(f"{where}: line {rows[0][0]}: sub_requests (agentic sessions) are not modelled yet")
+    return requests_of(json_table(rows, where), name, own_times)
+
+
+def _find(trace: str, base: Path) -> Path:
+    """The file or folder meant, from `base`, else from the current folder."""
+    for folder in (base, Path()):
+        try:
+            if (folder / trace).exists():
+                return folder / trace
+        except (OSError, ValueError):  # a text that cannot be a path
+            break
+    try:
+        others = [path.name for path in (base / trace).parent.iterdir()]
+    except (OSError, ValueError):
+        others = []
+    close = difflib.get_close_matches(Path(trace[:200]).name, others, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "give a path from the scenario's folder or this one"
+    raise InputError(f"workload.trace: {short(trace)}: no such file; {hint}")

@@ -1,0 +1,63 @@
+"""The requests of one run, as columns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..spec.workload import MaxTokensFactor, Workload
+
+
+@dataclass(frozen=True)
+class Requests:
+    """n requests in order of arrival.
+
+    A prompt may begin with segments: request i has `segment_ids[segment_offsets[i] : segment_offsets[i + 1]]`, each of
+    `segment_lengths` tokens; equal ids are equal text. What follows the last segment is the request's own.
+    """
+
+    arrival: np.ndarray
+    """f8[n], seconds >= 0, not decreasing; a trace begins at 0"""
+    prompt_tokens: np.ndarray
+    """i4[n], >= 1"""
+    output_tokens: np.ndarray
+    """i4[n], >= 1: what the model generates if it may"""
+    request_id: np.ndarray
+    """i8[n]: the row in the trace or the number of the draw, whatever else is left out"""
+    segment_offsets: np.ndarray | None = None
+    """i8[n + 1]"""
+    segment_ids: np.ndarray | None = None
+    """i8[m]"""
+    segment_lengths: np.ndarray | None = None
+    """i4[m], >= 1"""
+    notes: tuple[str, ...] = ()
+    """one sentence for each liberty taken with the data"""
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    def keep(self, rows: np.ndarray) -> "Requests":
+        """The rows where the mask bool[n] is true; ids stay."""
+        columns = {c: getattr(self, c)[rows] for c in ("arrival", "prompt_tokens", "output_tokens", "request_id")}
+        if self.segment_offsets is not None:
+            counts = np.diff(self.segment_offsets)
+            kept = np.repeat(rows, counts)
+            columns["segment_offsets"] = np.concatenate(([0], np.cumsum(counts[rows])))
+            columns["segment_ids"], columns["segment_lengths"] = self.segment_ids[kept], self.segment_lengths[kept]
+        return Requests(**columns, notes=self.notes)
+
+
+def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: int) -> np.ndarray:
+    """i4[n]: the most tokens that each client asks for, which is what a scheduler may know.
+
+    `max_model_len` is what vLLM assumes when a client says nothing: the room that the prompt leaves, here at least 1.
+    Other values are the client's wish as it is: a sum above the model's length is for the engine to judge.
+    """
+    asked = workload.max_tokens
+    if asked == "output_length":
+        return requests.output_tokens
+    if asked == "max_model_len":
+        return np.maximum(max_model_len - requests.prompt_tokens, 1)
+    if isinstance(asked, MaxTokensFactor):
+        wish = np.ceil(requests.output_tokens * asked.factor)
+        return np.minimum(wish, np.iinfo(np.int32).max).astype(np.int32)
+    return np.full(len(requests), asked, np.int32)
