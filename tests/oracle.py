@@ -113,25 +113,26 @@ Price = Callable[[Sums], tuple[float, float]]
 
 
 def price_from_step_cost(cost) -> Price:
-    """The price that an infersim.engine.price.StepCost stands for: everything added up, issue = latency."""
+    """The price that an infersim.engine.price.StepCost stands for: everything added up. Softness must be 0 or 1."""
 
-    def smooth_max(a, b, knee):
-        return (a**knee + b**knee) ** (1 / knee)
+    def smooth_max(memory, compute, softness):  # they overlap perfectly, or not at all
+        return memory + compute if softness else max(memory, compute)
 
     def price(sums: Sums) -> tuple[float, float]:
         seconds = float(sum(cost.linear[sums.num_tokens])) + float(sum(cost.head[sums.num_sequences]))
         for kind in cost.attention:
             c = {name: kind[name].item() for name in kind.dtype.names}
+            assert {c["decode_softness"], c["prefill_softness"]} <= {0, 1}
             if sums.num_decodes:
                 keys = sums.decode_keys(c["window"])
                 memory = c["decode_kv"] * keys + c["decode_activations"] * sums.num_decodes
-                seconds += c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_knee"])
+                seconds += c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
             if sums.num_prefills:
                 keys, pairs = sums.prefill_keys(c["window"]), sums.prefill_pairs(c["window"])
                 memory = c["prefill_kv"] * keys + c["prefill_activations"] * sums.prefill_tokens
                 compute = c["prefill_compute"] * pairs + c["prefill_tile"] * sums.query_tiles
-                seconds += c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_knee"])
-        return seconds, seconds
+                seconds += c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_softness"])
+        return seconds * cost.issue_share, seconds
 
     return price
 
@@ -169,8 +170,7 @@ class Simulation:
         self.pending = list(self.requests)  # with the client
         self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
         self.incoming: list[Request] = []  # sent, on their way to the scheduler
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []  # in order of admission
+        self.waiting, self.running = [], []  # running: in order of admission
         self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []

@@ -1,0 +1,124 @@
+"""Random small scenarios for the engine and its oracle: tiny KV pools, many ties, every combination of knobs.
+
+The times of exact scenarios are whole multiples of TICK, a power of two, and prices are sums of such: floating point
+adds them without rounding in any order, so arrivals and ends of steps tie exactly and both sides must decide alike.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from infersim.engine.price import StepCost
+from infersim.engine.state import ATTENTION_PRICE, RESOURCES
+
+TICK = 2.0**-10
+ODD_TICK = 0.7316528461937 * TICK  # for requests of scenarios that round: a near tie would be decided by the rounding
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """requests: dicts of arrival, prompt_tokens, output_tokens, max_tokens; knobs: by the oracle's names."""
+
+    requests: list[dict]
+    knobs: dict
+    cost: StepCost
+
+
+@st.composite
+def knobs(draw, exact: bool = True) -> dict:
+    """Settings as vLLM accepts them: any request of max_model_len tokens can run alone."""
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    max_model_len = draw(st.integers(4, 40))
+    needed_blocks = -(-max_model_len // block_size)
+    chunked_prefill = draw(st.sampled_from([True, True, False]))
+    max_num_batched_tokens = draw(st.integers(1, 32)) + (0 if chunked_prefill else max_model_len)
+    async_scheduling = draw(st.booleans())
+    return {
+        "block_size": block_size,
+        "num_gpu_blocks": 1 + needed_blocks + draw(st.sampled_from([0, needed_blocks // 2, 2 * needed_blocks])),
+        "max_num_seqs": min(draw(st.integers(1, 10)), max_num_batched_tokens),
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "chunked_prefill": chunked_prefill,
+        "skip_unfit_prefill": draw(st.booleans()),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3, 8])),
+        "long_prefill_needs_contention": draw(st.booleans()),
+        "reserve_full_isl": draw(st.booleans()),
+        "watermark_blocks": draw(st.sampled_from([0, 0, 1, 3])),
+        "steps_in_flight": draw(st.sampled_from([2, 1] if async_scheduling else [1, 2, 3])),
+        "async_scheduling": async_scheduling,
+        "max_concurrency": draw(st.sampled_from([0, 0, 1, 2, 5])),
+        "host_step_time": draw(st.sampled_from([0, 0, 1, 4])) * TICK,
+        "host_sequence_time": draw(st.sampled_from([0, 0, 1])) * TICK,
+        "host_request_time": draw(st.sampled_from([0, 0, 1, 7])) * (TICK if exact else ODD_TICK),
+    }
+
+
+@st.composite
+def requests(draw, max_model_len: int, exact: bool = True) -> list[dict]:
+    """3 to 40 requests, often several at once; most fit max_model_len, and many end before their max_tokens."""
+    size = draw(st.integers(3, 40))
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([0, 0, 0, 1, 2, 5, 10, 40]),  # ticks since the one before
+                st.integers(1, max_model_len // 2) | st.integers(1, max_model_len + 1),
+                st.integers(1, max_model_len),
+                st.sampled_from(["exact", "exact", "early", "early", "cut", "unbounded"]),
+            ),
+            min_size=size,
+            max_size=size,
+        )
+    )
+    result, arrival = [], 0.0
+    for gap, prompt_tokens, length, end in rows:
+        arrival += gap * (TICK if exact else ODD_TICK)
+        room = max(1, max_model_len - prompt_tokens)
+        fitting = min(length, room)
+        output_tokens, max_tokens = {
+            "exact": (fitting, fitting),
+            "early": (fitting, room),
+            "cut": (length, max(1, fitting // 2)),
+            "unbounded": (length, length),  # rejected if it does not fit
+        }[end]
+        result.append(
+            {
+                "arrival": arrival,
+                "prompt_tokens": prompt_tokens,
+                "output_tokens": output_tokens,
+                "max_tokens": max_tokens,
+            }
+        )
+    return result
+
+
+@st.composite
+def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool = True) -> StepCost:
+    """A StepCost whose cheapest step takes a tick; exact: whole ticks, and halves and quarters until the next step."""
+    ticks = st.sampled_from([0, 0, 1, 2]) if exact else st.floats(0, 2)
+    resource = st.integers(0, len(RESOURCES) - 1)
+    linear = np.zeros((max_num_batched_tokens + 1, len(RESOURCES)))
+    tokens = np.arange(max_num_batched_tokens + 1)
+    linear[1:, draw(resource)] += (1 + 2 * draw(ticks)) * TICK
+    linear[:, draw(resource)] += draw(ticks) * TICK * tokens
+    linear[:, draw(resource)] += draw(ticks) * TICK * -(-tokens // 8)  # waves
+    head = np.zeros((max_num_seqs + 1, len(RESOURCES)))
+    head[:, draw(resource)] = draw(ticks) * TICK * np.arange(max_num_seqs + 1)
+    attention = np.zeros(draw(st.integers(1, 4)), ATTENTION_PRICE)
+    for kind in attention:
+        kind["window"] = draw(st.sampled_from([0, 0, 1, 4, 16]))
+        for name in ATTENTION_PRICE.names:
+            if name.endswith("_softness"):
+                kind[name] = draw(st.sampled_from([0, 1]))
+            elif name != "window":
+                kind[name] = draw(ticks) * TICK
+    return StepCost(linear, head, attention, issue_share=draw(st.sampled_from([1, 1, 0.5, 0.25])))
+
+
+@st.composite
+def scenarios(draw, exact: bool = True) -> Scenario:
+    """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
+    k = draw(knobs(exact))
+    cost = draw(step_costs(k["max_num_batched_tokens"], k["max_num_seqs"], exact))
+    return Scenario(draw(requests(k["max_model_len"], exact)), k, cost)
