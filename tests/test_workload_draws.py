@@ -1,6 +1,9 @@
 """Arrivals and lengths by a rule, against closed forms and vLLM's definitions."""
 
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +195,19 @@ def test_max_tokens_is_what_the_client_asks_for(asked, expected):
 def test_a_prompt_beyond_the_models_length_leaves_room_for_one_token():
     w = Workload.validate(LENGTHS | {"max_tokens": "max_model_len"}, "w.yaml")
     assert set(resolve_max_tokens(w, build_requests(w, 0, Path()), 64)) == {1}
+
+
+def test_a_million_requests_are_drawn_in_half_a_second():
+    """Best of three, with room for a slow machine."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        requests(**VARIED, burstiness=0.5, num_requests=1_000_000)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1.0
+
+
+def test_building_requests_needs_no_pandas_scipy_or_numba():
+    code = "import sys, infersim.workload.build; print({'pandas', 'scipy', 'numba', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -225,7 +225,7 @@ MOON = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": '
         (MOON + "[0, 1, 2]}\n", "line 1: hash_ids has 3 blocks of 512 tokens, more than 600 tokens fill"),
         (MOON + "5}\n", "line 1: hash_ids must be a list of whole numbers"),
         (MOON + '["a"]}\n', "line 1: hash_ids must be a list of whole numbers"),
-        ('{"timestamp": 1, "requests": []}\n', "format aibrix needs Prompt Length and Output Length"),
+        ('{"timestamp": 1, "requests": []}\n', "every list of requests is empty"),
         ('{"timestamp": 1, "requests": [3]}\n', "format aibrix needs Prompt Length and Output Length"),
         ('{"session_id": 1, "sub_requests": []}\n', "line 1: sub_requests (agentic sessions) are not modelled yet"),
         ("[" * 100_000, "format plain needs"),
@@ -250,6 +250,24 @@ def test_several_broken_columns_are_reported_together(tmp_path):
 def test_a_given_format_names_the_column_that_it_misses(tmp_path):
     line = problems(tmp_path, PLAIN + "0,5,6\n", format="azure")[0]
     assert line.startswith("format azure needs ContextTokens and GeneratedTokens (columns found: arr")
+
+
+def test_broken_bytes_never_give_a_traceback(tmp_path):
+    """Cut, doubled and changed bytes of every sample: requests or lines, nothing else."""
+    random = np.random.default_rng(0)
+    for sample in SAMPLES.values():
+        for _ in range(60):
+            data = bytearray(sample.encode())
+            for at in random.integers(0, len(data), random.integers(1, 6)):
+                data[at] = random.choice(list(b'0-9.,"{}[]:\n x\x00\xff'))
+            start, end = sorted(random.integers(0, len(data), 2))
+            kinds = [bytes(data), bytes(data[:end]), bytes(data[start:]), gzip.compress(bytes(data))[: end + 20]]
+            try:
+                r = read(tmp_path, kinds[random.integers(4)])
+            except InputError:
+                continue
+            assert np.all(np.diff(r.arrival) >= 0)
+            assert min(r.prompt_tokens.min(), r.output_tokens.min()) >= 1
 
 
 def test_a_missing_file_lists_near_names(tmp_path):

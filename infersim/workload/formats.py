@@ -50,7 +50,8 @@ def recognise(columns: Iterable[str], name: str | None, where: str) -> TraceForm
         if {row.prompt, row.output} | {row.marker or row.prompt} <= columns:
             return row
     closest = max(rows, key=lambda row: len({row.arrival, row.prompt, row.output, row.marker} & columns))
-    missing = " and ".join(column for column in (closest.prompt, closest.output) if column not in columns)
+    needed = [column for column in (closest.prompt, closest.output, closest.marker) if column]
+    missing = " and ".join(column for column in needed if column not in columns)
     found = ", ".join(column[:30] for column in sorted(columns)[:10])
     known = ", ".join(sorted({row.name for row in FORMATS} | {"servegen"}))
     raise InputError(f"{where}: format {closest.name} needs {missing} (columns found: {found}; formats: {known})")

@@ -1,6 +1,6 @@
 """The requests of one run, as columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Requests:
             kept = np.repeat(rows, counts)
             columns["segment_offsets"] = np.concatenate(([0], np.cumsum(counts[rows])))
             columns["segment_ids"], columns["segment_lengths"] = self.segment_ids[kept], self.segment_lengths[kept]
-        return Requests(**columns, notes=self.notes)
+        return replace(self, **columns)
 
 
 def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: int) -> np.ndarray:

@@ -92,9 +92,12 @@ def clients_of_json(text: str, where: str) -> list[Client]:
     """{"clients": {name: {"trace": [rows], "dataset": {...}}}}."""
     try:
         content = json.loads(text)
-        return [_client(name, where, c["trace"], c["dataset"]) for name, c in content["clients"].items()]
+        clients = [_client(name, where, c["trace"], c["dataset"]) for name, c in content["clients"].items()]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise _wrong(where, "clients", error) from None
+    if not clients:
+        raise InputError(f"{where}: no clients; must have {SHAPE}")
+    return clients
 
 
 def clients_of_folder(folder: Path, where: str) -> list[Client]:

@@ -147,8 +147,9 @@ def json_table(rows: list[tuple[int, dict]], where: str) -> Table:
     """
     if isinstance(rows[0][1].get("requests"), list):
         rows = [(line, row | one) for line, row in rows for one in _objects(row.get("requests"))]
-    names = rows[0][1] if rows else {}
-    return Table(where, {name: [row.get(name) for _, row in rows] for name in names}, [line for line, _ in rows])
+        if not rows:
+            raise InputError(f"{where}: every list of requests is empty; a trace has at least one request")
+    return Table(where, {name: [row.get(name) for _, row in rows] for name in rows[0][1]}, [line for line, _ in rows])
 
 
 def _objects(value: Any) -> list[dict]:

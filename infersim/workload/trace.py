@@ -1,5 +1,6 @@
 """A trace file of one request per row becomes Requests."""
 
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -95,4 +96,4 @@ def _without_empty(requests: Requests, form: TraceFormat, table: Table) -> Reque
         raise InputError(f"{table.where}: every {form.output} is 0; a trace has at least one request that succeeded")
     note = f"{np.sum(~kept)} of the trace's {len(kept)} requests generated nothing (they failed) and are left out"
     left = requests.keep(kept)
-    return Requests(**{**vars(left), "notes": (*left.notes, note)})
+    return replace(left, notes=(*left.notes, note))
