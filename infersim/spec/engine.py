@@ -11,6 +11,7 @@ from .hardware import Hardware
 from .units import Count, CountOrZero, Number, Seconds, Share, short
 
 GIB = 2.0**30
+INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
 
 
 @dataclass(frozen=True)
@@ -143,18 +144,18 @@ class Engine(Description):
     """A preset and the flags that differ from it; names are vLLM's. Null means the preset's or the GPU's default."""
 
     preset: Annotated[str, BeforeValidator(_preset)] = "vllm-0.33"
-    max_num_seqs: Count | None = None
-    max_num_batched_tokens: Count | None = None
+    max_num_seqs: Annotated[Count, Field(le=2**20)] | None = None
+    max_num_batched_tokens: Annotated[Count, Field(le=2**20)] | None = None
     block_size: Annotated[Count, Field(le=65536)] | None = None
     """tokens per KV block"""
     gpu_memory_utilization: Share | None = None
     """share of the device's total memory that the engine may use"""
-    max_model_len: Count | None = None
+    max_model_len: Annotated[Count, INT32] | None = None
     """longest sequence, prompt and output; default: the model's"""
-    num_gpu_blocks_override: Annotated[Count, Field(ge=2)] | None = None
+    num_gpu_blocks_override: Annotated[Count, Field(ge=2), INT32] | None = None
     """number of KV blocks instead of what fits; one of them is vLLM's null block"""
     enable_chunked_prefill: bool | None = None
-    long_prefill_token_threshold: CountOrZero | None = None
+    long_prefill_token_threshold: Annotated[CountOrZero, INT32] | None = None
     """most tokens of one prefill in a step; 0: no limit"""
     watermark: Annotated[Number, Field(lt=1)] | None = None
     """share of the blocks kept free when admitting beside running requests"""

@@ -1,11 +1,13 @@
 """How one replica spreads over GPUs."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from .base import Description
 from .units import Count
+
+Ranks = Annotated[Count, Field(le=10_000)]
 
 
 class Parallelism(Description):
@@ -14,14 +16,14 @@ class Parallelism(Description):
     Whole copies are `cluster.replicas`. Context parallelism shares the GPUs of tensor parallelism, as vLLM's does.
     """
 
-    tensor: Count = 1
-    pipeline: Count = 1
-    attention_data: Count = 1
+    tensor: Ranks = 1
+    pipeline: Ranks = 1
+    attention_data: Ranks = 1
     """ranks with their own requests and KV cache, which share the experts"""
-    expert: Count = 1
-    moe_tensor: Count | None = None
+    expert: Ranks = 1
+    moe_tensor: Ranks | None = None
     """default: tensor x attention_data / expert"""
-    context: Count = 1
+    context: Ranks = 1
     """ranks that share the KV cache of one sequence"""
 
     @model_validator(mode="after")

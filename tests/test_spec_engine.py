@@ -1,0 +1,68 @@
+"""Engine presets: server defaults by GPU memory as vLLM sets them, and the differences between versions."""
+
+import pytest
+
+from infersim.spec.engine import PRESETS, Engine, resolve
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import load_hardware
+
+H100, A100, B200, RTX4090 = (load_hardware(n) for n in ("h100-sxm", "a100-sxm-80gb", "b200-sxm", "rtx-4090"))
+
+
+@pytest.mark.parametrize(
+    ("preset", "hardware", "tokens", "seqs"),
+    [
+        ("vllm-0.11", H100, 8192, 1024),
+        ("vllm-0.11", B200, 8192, 1024),
+        ("vllm-0.33", B200, 16384, 1024),
+        ("vllm-0.33", H100, 8192, 1024),
+        ("vllm-0.33", A100, 2048, 256),
+        ("vllm-0.19", RTX4090, 2048, 256),
+    ],
+)
+def test_server_defaults_by_memory(preset, hardware, tokens, seqs):
+    resolved = resolve(Engine(preset=preset), hardware, 131072)
+    assert (resolved.max_num_batched_tokens, resolved.max_num_seqs) == (tokens, seqs)
+    assert resolved.origin["max_num_seqs"] == "GPU default"
+    assert resolved.max_model_len == 131072
+    assert resolved.block_size == 16
+    assert resolved.watermark == 0
+
+
+def test_differences_between_versions():
+    """Each difference appears once and stays: a version has all that its elders have."""
+    rows = [PRESETS[f"vllm-0.{minor}"] for minor in (11, 15, 19, 33)]
+    assert [p.gpu_memory_utilization for p in rows] == [0.9, 0.9, 0.9, 0.92]
+    assert [p.reserve_full_isl for p in rows] == [False, False, True, True]
+    assert [p.async_scheduling for p in rows] == [False, True, True, True]
+    assert [p.skip_unfit_prefill for p in rows] == [True, False, False, False]
+    assert [p.count_cuda_graph_memory for p in rows] == [False, False, False, True]
+    assert [p.long_prefill_needs_contention for p in rows] == [False, False, False, True]
+    assert all(p.source and p.notes and p.host_source for p in rows)
+
+
+def test_user_wins_and_is_named():
+    engine = Engine(preset="vllm-0.11", max_num_seqs=7, scheduler_reserve_full_isl=True, gpu_memory_utilization=0.5)
+    resolved = resolve(engine, H100, 4096)
+    assert (resolved.max_num_seqs, resolved.reserve_full_isl, resolved.gpu_memory_utilization) == (7, True, 0.5)
+    assert resolved.origin["max_num_seqs"] == resolved.origin["reserve_full_isl"] == "user"
+    assert resolved.origin["async_scheduling"] == "preset default"
+    assert set(resolved.origin) == set(vars(resolved)) - {"preset", "origin"}
+
+
+def test_sequences_never_exceed_the_token_budget():
+    resolved = resolve(Engine(max_num_batched_tokens=64), H100, 4096)
+    assert resolved.max_num_seqs == 64
+    assert resolved.origin["max_num_seqs"] == "limited by max_num_batched_tokens"
+
+
+def test_without_chunked_prefill_the_budget_holds_the_longest_prompt():
+    assert resolve(Engine(enable_chunked_prefill=False), RTX4090, 131072).max_num_batched_tokens == 131072
+    assert resolve(Engine(enable_chunked_prefill=False), RTX4090, 1024).max_num_batched_tokens == 2048
+    with pytest.raises(InputError, match="2048 is smaller than max_model_len 4096 and chunked prefill is off"):
+        resolve(Engine(enable_chunked_prefill=False, max_num_batched_tokens=2048), RTX4090, 4096)
+
+
+def test_longer_than_the_model_is_refused():
+    with pytest.raises(InputError, match=r"engine.max_model_len: 8192 is longer than the model's 4096 tokens"):
+        resolve(Engine(max_model_len=8192), H100, 4096)

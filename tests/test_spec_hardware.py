@@ -1,0 +1,92 @@
+"""Hardware profiles: what is shipped is complete, possible, sourced, and equal to the collected facts."""
+
+import csv
+
+import pytest
+from shared import SHARED, needs_shared
+
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import Hardware, load_hardware
+from infersim.spec.resources import names
+
+ROWS = {
+    "a100-sxm-40gb": "A100 SXM 40GB", "a100-sxm-80gb": "A100 SXM 80GB", "a100-pcie-80gb": "A100 PCIe 80GB",
+    "h100-sxm": "H100 SXM 80GB", "h100-pcie": "H100 PCIe 80GB", "h100-nvl": "H100 NVL 94GB",
+    "h200-sxm": "H200 SXM 141GB", "b200-sxm": "B200 SXM 180GB", "b300-sxm": "B300 SXM 288GB",
+    "gb200": "GB200 (per GPU)", "l4": "L4", "l40s": "L40S", "a10": "A10", "rtx-3090": "RTX 3090",
+    "rtx-4090": "RTX 4090", "rtx-pro-6000": "RTX PRO 6000 Blackwell Server", "mi300x": "MI300X", "mi325x": "MI325X",
+    "mi355x": "MI355X", "tpu-v5e": "TPU v5e", "tpu-v6e": "TPU v6e",
+}  # fmt: skip
+PROFILES = {name: load_hardware(name) for name in names("hardware_profiles")}
+
+
+def test_every_listed_device_has_a_profile():
+    assert set(PROFILES) == {*ROWS, "tpu-v4"}
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_profile_is_possible_and_sourced(profile):
+    """Usable memory is part of the capacity; smaller formats are not slower on matrix units; sources are named."""
+    assert profile.memory_usable <= profile.memory_capacity
+    assert profile.memory_usable > 0.9 * profile.memory_capacity
+    assert profile.flops["bf16"] >= profile.flops.get("tf32", profile.flops.get("fp32", 0))
+    assert profile.flops.get("fp8", profile.flops["bf16"]) >= profile.flops["bf16"]
+    assert any("memory_usable" in source for source in profile.sources)
+    assert len(profile.sources) >= 2
+    # a token of a 7e9-parameter model in bf16 takes 14e9 bytes: more than one device of any kind reads in 1 ms
+    assert 1e-3 < 14e9 / profile.memory_bandwidth < 0.1
+    if profile.vendor != "google":
+        assert profile.num_sms
+        assert profile.shared_memory_per_sm
+        assert profile.l2_cache
+        assert profile.pcie_bandwidth <= 450e9
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ROWS)
+def test_profile_equals_the_collected_facts(name):
+    profile = PROFILES[name]
+    with (SHARED / "facts" / "hardware.csv").open() as file:
+        row = next(row for row in csv.DictReader(file) if row["gpu"] == ROWS[name])
+    assert profile.memory_bandwidth == float(row["mem_bw_GBs"]) * 1e9
+    assert profile.link.bandwidth == float(row["link_GBs_per_dir"]) * 1e9
+    assert profile.link.domain_size == int(row["scaleup_world"])
+    assert profile.tdp == (float(row["tdp_w"]) if row["tdp_w"] else None)
+    for dtype, column in {"bf16": "bf16_tflops", "fp8": "fp8_tflops", "int8": "int8_tops", "fp4": "fp4_tflops"}.items():
+        assert profile.flops.get(dtype) == (float(row[column]) * 1e12 if row[column] else None)
+
+
+def test_name_in_any_case_and_near_names():
+    assert load_hardware("H100-SXM") == PROFILES["h100-sxm"]
+    with pytest.raises(InputError, match=r"'h100': no such hardware profile or file; did you mean h100-sxm\?"):
+        load_hardware("h100")
+    with pytest.raises(InputError, match=r"'h101': .*did you mean h100-nvl or h100-pcie or h100-sxm\?"):
+        load_hardware("h101")
+    with pytest.raises(InputError, match=r"'v100': no such hardware profile or file; known: a10, a100-pcie-80gb, "):
+        load_hardware("v100")
+
+
+def test_all_problems_of_a_profile_at_once():
+    data = PROFILES["h100-sxm"].model_dump()
+    data |= {"memory_bandwidht": 1, "memory_usable": "80 GHz", "tdp": -5, "flops": {"fp8": 0, "bf17": 1}}
+    data["efficiency"] = {"gemm": {"bandwidth": 1.2, "flops": 0.5, "fixed": 0, "knee": 0.5, "provenance": "guess"}}
+    with pytest.raises(InputError) as error:
+        Hardware.validate(data, "x.yaml")
+    starts = [line.split(":")[:2] for line in error.value.problems]
+    for key in (
+        "memory_usable", "flops.fp8", "flops.bf17", "tdp", "memory_bandwidht", "efficiency.gemm.bandwidth",
+        "efficiency.gemm.knee", "efficiency.gemm.provenance", "efficiency.gemm.source",
+    ):  # fmt: skip
+        assert ["x.yaml", f" {key}"] in starts
+
+
+@pytest.mark.parametrize(
+    ("key", "message"), [("gem", "did you mean gemm"), ("gemm.bf17", "did you mean bf16"), ("x", "known: gemm, ")]
+)
+def test_efficiency_keys_are_known(key, message):
+    data = PROFILES["h100-sxm"].model_dump()
+    data["efficiency"] = {
+        key: {"bandwidth": 1, "flops": 1, "fixed": 0, "knee": 2, "provenance": "assumed", "source": "test"}
+    }
+    with pytest.raises(InputError, match=message):
+        Hardware.validate(data, "x.yaml")
