@@ -148,7 +148,7 @@ class Fleet:
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
         new["replica"], new["rank"] = replica, rank
         new["next"] = np.arange(first + 1, end + 1)
-        new["next"][-1] = new["prev"] = -1
+        new["next"][-1] = new["prev"] = new["last_step"] = -1
         if tail >= 0:
             self._requests[tail]["next"] = first
         else:

@@ -40,11 +40,11 @@ def count_outstanding(replica, change, time):
 
 
 @compiled
-def log_event(call, events, time, q, r, kind):
-    """Leave an event for the caller if it asked for the kind."""
+def log_event(call, events, replica, q, r, kind):
+    """Leave an event, at the replica's `now`, for the caller if it asked for the kind."""
     if call.event_mask & kind and call.num_events < call.max_events:
         event = events[call.num_events]
-        event.time = time
+        event.time = replica.now
         event.request = q
         event.replica = r
         event.kind = kind
@@ -69,7 +69,7 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
         if reason:
             request.status = REJECTED
             request.reason = reason
-            log_event(call, events, request.sent, q, r, TURNED_AWAY)
+            log_event(call, events, replica, q, r, TURNED_AWAY)
         else:
             count_outstanding(replica, 1, request.sent)
 
@@ -93,13 +93,27 @@ def join(requests, replica, schedulers, knobs):
 
 @compiled
 def smooth_max(a, b, softness):
-    """Time of two activities of a and b seconds: from max(a, b) at softness 0 (perfect overlap) to a + b at 1 (none)."""
+    """Time of activities of a and b seconds: from max(a, b) at softness 0 (perfect overlap) to a + b at 1 (none)."""
     return 0.5 * (a + b + math.sqrt((a - b) * (a - b) + 4.0 * softness * a * b))
 
 
 @compiled
+def kernel_time(kv, activations, compute, softness, fixed, split):
+    """Seconds of one kernel; adds them to split: to the side that binds it, and the fixed time to launch."""
+    memory = kv + activations
+    time = smooth_max(memory, compute, softness)
+    if memory < compute:
+        split[COMPUTE] += time
+    elif memory > 0.0:
+        split[KV] += time * (kv / memory)
+        split[ACTIVATIONS] += time * (activations / memory)
+    split[LAUNCH] += fixed
+    return time + fixed
+
+
+@compiled
 def attention_time(sums, attention, num_kinds, split):
-    """Seconds of attention in a step; adds their resources to split. A time goes to the side that binds it."""
+    """Seconds of attention in a step, its resources added to split; clears the sums."""
     total = 0.0
     for kind in range(num_kinds):
         row = attention[kind]
@@ -108,32 +122,18 @@ def attention_time(sums, attention, num_kinds, split):
             kv = row.decode_kv * s.decode_keys
             activations = row.decode_activations * s.num_decodes
             compute = row.decode_compute * s.decode_keys
-            time = smooth_max(kv + activations, compute, row.decode_softness)
-            if kv + activations >= compute:
-                split[KV] += time * kv / (kv + activations)
-                split[ACTIVATIONS] += time * activations / (kv + activations)
-            else:
-                split[COMPUTE] += time
-            split[LAUNCH] += row.decode_fixed
-            total += time + row.decode_fixed
+            total += kernel_time(kv, activations, compute, row.decode_softness, row.decode_fixed, split)
+            s.num_decodes = 0
+            s.decode_keys = 0
         if s.prefill_tokens > 0:
             kv = row.prefill_kv * s.prefill_keys
             activations = row.prefill_activations * s.prefill_tokens
             compute = row.prefill_compute * s.prefill_pairs + row.prefill_tile * s.query_tiles
-            time = smooth_max(kv + activations, compute, row.prefill_softness)
-            if kv + activations >= compute:
-                split[KV] += time * kv / (kv + activations)
-                split[ACTIVATIONS] += time * activations / (kv + activations)
-            else:
-                split[COMPUTE] += time
-            split[LAUNCH] += row.prefill_fixed
-            total += time + row.prefill_fixed
-        s.num_decodes = 0
-        s.decode_keys = 0
-        s.prefill_tokens = 0
-        s.prefill_keys = 0
-        s.prefill_pairs = 0
-        s.query_tiles = 0
+            total += kernel_time(kv, activations, compute, row.prefill_softness, row.prefill_fixed, split)
+            s.prefill_tokens = 0
+            s.prefill_keys = 0
+            s.prefill_pairs = 0
+            s.query_tiles = 0
     return total
 
 
@@ -203,7 +203,7 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end):
     scheduler.free_blocks += request.num_blocks
     request.num_blocks = 0
     count_outstanding(replica, -1, end)
-    log_event(call, events, end, q, r, FINISHED)
+    log_event(call, events, replica, q, r, FINISHED)
     if knobs.max_concurrency > 0:
         send(requests, replica, knobs, call, events, r, end, end)
     return not was_waiting
@@ -259,7 +259,7 @@ def end_step(a, r):
                 a.histogram[gap_bin(end - last_token)] += 1
             else:
                 request.first_token = end
-                log_event(call, a.events, end, q, r, PREFILL_DONE)
+                log_event(call, a.events, replica, q, r, PREFILL_DONE)
             if keep_gaps and tokens > 1:
                 a.gaps[a.gap_offset[q] + tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
@@ -338,7 +338,8 @@ def start_step(a, r):
     ready = max(replica.now, replica.device_free)
     replica.now += knobs.host_step_time + knobs.host_sequence_time * sequences
     start = max(replica.now, replica.device_free)
-    a.step_end[r, slot] = start + latency
+    replica.latest_end = max(replica.latest_end, start + latency)
+    a.step_end[r, slot] = replica.latest_end
     replica.device_free = start + issue
     replica.in_flight += 1
     replica.num_steps += 1

@@ -1,7 +1,7 @@
-"""One scheduler step as vLLM V1 makes it: running sequences first, then waiting ones; blocks; preemption from the tail.
+"""One scheduler step as vLLM V1 makes it: running sequences, then waiting ones; blocks; preemption from the tail.
 
-Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedule and KVCacheManager.allocate_slots); the
-names are vLLM's. Compiled by engine.compiled; a request is a row of state.REQUEST, a queue a linked list through it.
+Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedule and KVCacheManager.allocate_slots);
+the names are vLLM's. A request is a row of state.REQUEST, a queue a linked list through it.
 """
 
 from numba import njit
@@ -196,6 +196,7 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
             decode_keys += computed + 1
         else:
             add_to_sums(sums, attention, num_kinds, computed, n)
+        request.last_step = replica.num_steps
         request.num_computed_tokens = computed + n
         if computed + n == request.num_tokens:
             request.num_tokens += placeholder
@@ -212,6 +213,9 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
         while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
             request = requests[q]
             after = request.next
+            if request.last_step >= replica.num_steps - replica.in_flight:
+                q = after  # preempted, and a step with it is still to come back
+                continue
             num_tokens = request.prompt_tokens + request.num_output_tokens
             n = num_tokens
             if 0 < threshold < n:
@@ -237,6 +241,7 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
             if request.scheduled < 0.0:
                 request.scheduled = replica.now
             add_to_sums(sums, attention, num_kinds, 0, n)
+            request.last_step = replica.num_steps
             request.num_computed_tokens = n
             if n == request.num_tokens:
                 request.num_tokens += placeholder

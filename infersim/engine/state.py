@@ -47,6 +47,7 @@ REQUEST = np.dtype(
         ("stop_tokens", "i4"),  # min(output_tokens, max_tokens): the end that only the model knows
         ("slots", "i4"),  # the step may bring num_computed_tokens up to here with the blocks held
         ("last_token", "f8"),
+        ("last_step", "i4"),  # the last step it was in, -1 before
         ("num_blocks", "i4"),  # KV blocks held
         ("status", "i1"),
         ("reason", "i1"),
@@ -120,6 +121,7 @@ REPLICA = np.dtype(
     [
         ("now", "f8"),
         ("device_free", "f8"),  # when the device can start the next step
+        ("latest_end", "f8"),  # end of the step started last: a pipeline does not overtake itself
         ("last_end", "f8"),  # end of the step processed last
         ("in_flight", "i4"),
         ("oldest_step", "i4"),  # ring index of the oldest step in flight
@@ -209,7 +211,7 @@ CALL = np.dtype(
 
 
 class Arrays(NamedTuple):
-    """Everything that the compiled loop reads and writes; R replicas of `ranks` schedulers, F steps in flight, n requests."""
+    """All that the compiled loop reads and writes: R replicas of `ranks` schedulers, F steps in flight, n requests."""
 
     call: np.ndarray  # CALL[1]
     replicas: np.ndarray  # REPLICA[R]

@@ -1,0 +1,147 @@
+"""The compiled engine and the plain oracle decide alike and agree on every time."""
+
+import hypothesis
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from strategies import Scenario, scenarios
+
+from infersim.engine import state
+from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+
+COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens")
+
+
+def fleet_of(scenario: Scenario, replicas: int = 1, keep_gaps: bool = False) -> Fleet:
+    return Fleet([ReplicaSpec(make_knobs(**scenario.knobs), scenario.cost)] * replicas, keep_gaps=keep_gaps)
+
+
+def submit(fleet: Fleet, requests: list[dict], replica: int = 0) -> None:
+    fleet.submit(replica, *[[r[column] for r in requests] for column in COLUMNS])
+
+
+def run(scenario: Scenario) -> Fleet:
+    fleet = fleet_of(scenario)
+    submit(fleet, scenario.requests)
+    fleet.advance()
+    return fleet
+
+
+def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
+    """Status, tokens and preemptions equal; times equal (exact) or to 1e-9."""
+    tolerance = 0 if exact else 1e-9
+    codes = {oracle.COMPLETED: state.COMPLETED, oracle.REJECTED: state.REJECTED}
+    reasons = {
+        "": 0,
+        oracle.PROMPT_TOO_LONG: state.PROMPT_TOO_LONG,
+        oracle.OVER_MAX_MODEL_LEN: state.OVER_MAX_MODEL_LEN,
+    }
+    gaps = []
+    for got, want in zip(fleet.requests, expected.records, strict=True):
+        assert got["status"] == codes[want.status]
+        assert got["reason"] == reasons[want.reason]
+        assert got["sent"] == pytest.approx(want.sent, rel=tolerance, abs=tolerance)
+        assert got["num_output_tokens"] == want.outputs
+        assert got["num_preemptions"] == want.num_preemptions
+        if want.status == oracle.COMPLETED:
+            for name in ("scheduled", "first_token", "last_token"):
+                assert got[name] == pytest.approx(getattr(want, name), rel=tolerance, abs=tolerance)
+            gaps += list(np.diff(want.token_times))
+    replica = fleet.replicas[0]
+    assert replica["num_steps"] == expected.num_steps
+    assert replica["num_preemptions"] == expected.num_preemptions
+    assert replica["num_scheduled_tokens"] == sum(n for _, step in expected.steps for _, n in step)
+    assert replica["outstanding_time"] == pytest.approx(expected.in_system_time, rel=1e-9, abs=1e-12)
+    assert fleet.schedulers["free_blocks"][0] == fleet.knobs["num_gpu_blocks"][0] - 1
+    assert fleet.time_by_resource.sum() == pytest.approx(replica["busy_time"], rel=1e-9)
+    assert fleet.histogram.sum() == len(gaps)
+    if exact:  # a gap near a bin's edge may fall on either side if it was rounded
+        bins = (np.array(gaps).view("i8") >> state.HISTOGRAM_SHIFT) - state.HISTOGRAM_FIRST
+        assert np.array_equal(np.bincount(bins.clip(0), minlength=state.HISTOGRAM_BINS), fleet.histogram)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=True))
+def test_decides_as_the_oracle(scenario):
+    """Times that floating point adds without rounding: ties are frequent, and every decision must be the same."""
+    expected = oracle.simulate(scenario.requests, scenario.knobs, oracle.price_from_step_cost(scenario.cost))
+    assert_agree(run(scenario), expected, exact=True)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=False))
+def test_times_agree_to_1e_9(scenario):
+    """Arbitrary prices."""
+    expected = oracle.simulate(scenario.requests, scenario.knobs, oracle.price_from_step_cost(scenario.cost))
+    assert_agree(run(scenario), expected, exact=False)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=True), hypothesis.strategies.data())
+def test_where_it_is_stopped_changes_nothing(scenario, data):
+    """Stops at random moments and at random events, and requests submitted as late as allowed: identical records."""
+    whole = run(scenario)
+    end = float(whole.replicas["now"][0])
+    stops = sorted(data.draw(hypothesis.strategies.lists(hypothesis.strategies.floats(0, end), max_size=12)))
+    mask = data.draw(hypothesis.strategies.integers(0, 7))
+    fleet = fleet_of(scenario)
+    left = list(scenario.requests)
+    for stop in [*stops, np.inf]:
+        submit(fleet, [r for r in left if r["arrival"] < stop])
+        left = [r for r in left if r["arrival"] >= stop]
+        while len(fleet.advance(stop, mask)):
+            pass
+    assert np.array_equal(fleet.requests, whole.requests)
+    assert np.array_equal(fleet.histogram, whole.histogram)
+    for name in ("num_steps", "busy_time", "outstanding_time", "now", "peak_blocks"):
+        assert fleet.replicas[name][0] == whole.replicas[name][0]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=True), scenarios(exact=True))
+def test_replicas_do_not_disturb_each_other(one, other):
+    """Two replicas of a fleet run as each would alone, one after another or in turns."""
+    for mask in (0, state.FINISHED):
+        fleet = Fleet([ReplicaSpec(make_knobs(**s.knobs), s.cost) for s in (one, other)])
+        submit(fleet, one.requests, 0)
+        submit(fleet, other.requests, 1)
+        while len(fleet.advance(events=mask)):
+            pass
+        for replica, scenario in enumerate((one, other)):
+            alone = run(scenario).requests
+            together = fleet.requests[fleet.requests["replica"] == replica]
+            for name in ("status", "sent", "scheduled", "first_token", "last_token", "num_preemptions"):
+                assert np.array_equal(together[name], alone[name])
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=True))
+def test_every_event_comes_once_and_in_order(scenario):
+    """One event for each request's first token, end or rejection, in order of time."""
+    fleet = fleet_of(scenario, replicas=2)
+    for replica in range(2):
+        submit(fleet, scenario.requests, replica)
+    seen = []
+    mask = state.PREFILL_DONE | state.FINISHED | state.TURNED_AWAY
+    while len(events := fleet.advance(events=mask)):
+        seen += events.tolist()
+    times = [event[0] for event in seen]
+    assert times == sorted(times)
+    requests = fleet.requests
+    done, rejected = (int((requests["status"] == status).sum()) for status in (state.COMPLETED, state.REJECTED))
+    assert len(seen) == 2 * done + rejected
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=True))
+def test_kept_gaps_are_the_token_times(scenario):
+    """With keep_gaps every gap is kept, in order of tokens, to a float32's precision."""
+    fleet = fleet_of(scenario, keep_gaps=True)
+    submit(fleet, scenario.requests)
+    fleet.advance()
+    expected = oracle.simulate(scenario.requests, scenario.knobs, oracle.price_from_step_cost(scenario.cost))
+    for q, want in enumerate(expected.records):
+        start = fleet.gap_offset[q]
+        got = fleet.gaps[start : start + max(want.outputs - 1, 0)]
+        assert np.allclose(got, np.diff(want.token_times), rtol=1e-6)
