@@ -1,0 +1,104 @@
+"""What physics leaves: bytes at peak bandwidth, FLOPs at peak rate, every efficiency 1 and no overhead.
+
+T_step = max(bytes / bandwidth, FLOPs / peak). Only weights and KV count as bytes: activations may stay on the chip.
+"""
+
+from collections.abc import Callable, Iterable
+
+from infersim.models.architecture import MLP, Attention, Layer, Model
+from infersim.spec.hardware import Hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import BYTES, Precision
+
+from .operators import Operator, Sums, evaluate, forward_pass
+from .sharding import check_modelled
+
+SumsOf = Callable[[int], Sums]
+"""window (0: none) -> the sums of one step as layers of that window see them"""
+
+
+def decode_sums(context: int) -> SumsOf:
+    """One sequence that makes a token and reads the keys and values of `context` earlier ones."""
+    step = {"step": 1, "tokens": 1, "sequences": 1, "decodes": 1} | NO_PREFILL
+    return lambda window: step | {"decode_keys": min(context, window or context)}
+
+
+def prefill_sums(prompt_tokens: int) -> SumsOf:
+    """One prompt in one pass. Its own keys are written, but need not be read back: prefill_keys is 0."""
+    n = prompt_tokens
+    step = {"step": 1, "tokens": n, "sequences": 1, "decodes": 0, "decode_keys": 0}
+    step |= NO_PREFILL | {"prefill_tokens": n}
+
+    def sums(window: int) -> Sums:
+        inside = min(n, window or n)
+        return step | {"prefill_pairs": inside * (inside + 1) / 2 + (n - inside) * inside}
+
+    return sums
+
+
+NO_PREFILL = {"prefill_tokens": 0, "prefill_keys": 0, "prefill_pairs": 0, "query_tiles": 0}
+
+
+def step_bytes(operators: Iterable[Operator], sums: SumsOf, weight_scale: float = 1.0) -> float:
+    """Bytes of weights (times weight_scale) and of KV that a step has to move."""
+    return sum(
+        op.count * (weight_scale * evaluate(op.weights, sums(op.window)) + evaluate(op.kv, sums(op.window)))
+        for op in operators
+    )
+
+
+def step_floor(operators: Iterable[Operator], hardware: Hardware, sums: SumsOf, weight_scale: float = 1.0) -> float:
+    """Seconds that no device of this bandwidth and these rates can beat."""
+    operators = list(operators)
+    compute = sum(
+        op.count * evaluate(op.flops, sums(op.window)) / hardware.flops[op.dtype] for op in operators if op.flops
+    )
+    return max(step_bytes(operators, sums, weight_scale) / hardware.memory_bandwidth, compute)
+
+
+def floor_itl(
+    model: Model,
+    hardware: Hardware,
+    precision: Precision,
+    parallelism: Parallelism,
+    context: int,
+    weight_bits: float | None = None,
+) -> float:
+    """Seconds per token of one sequence after `context` tokens.
+
+    weight_bits: bits that a weight takes, scales not counted, instead of what the precision says.
+    """
+    check_modelled(model, hardware, precision, parallelism)
+    scale = 1.0 if weight_bits is None else weight_bits / (8 * BYTES[precision.weights])
+    return step_floor(forward_pass(model, precision, parallelism.tensor), hardware, decode_sums(context), scale)
+
+
+def floor_ttft(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, prompt_tokens: int
+) -> float:
+    """Seconds to the first token of a prompt alone on the device."""
+    check_modelled(model, hardware, precision, parallelism)
+    return step_floor(forward_pass(model, precision, parallelism.tensor), hardware, prefill_sums(prompt_tokens))
+
+
+def reference_70b() -> Model:
+    """70e9 parameters that a decode step reads: 80 layers, 8 KV heads of 128. What published arithmetic calls "70B".
+
+    Layers and LM head are Llama-3.1-70B's; other_params makes up the round number, and no embedding row is counted.
+    """
+    h, vocab_size, num_layers = 8192, 128256, 80
+    layer = Layer(Attention("full", num_heads=64, num_kv_heads=8, head_dim=128), MLP(28672), norm_params=2 * h)
+    lm_head_params = vocab_size * h
+    return Model(
+        name="reference-70b",
+        family="llama",
+        hidden_size=h,
+        vocab_size=vocab_size,
+        layers=(layer,) * num_layers,
+        tie_word_embeddings=False,
+        max_position_embeddings=131072,
+        embedding_params=0,
+        lm_head_params=lm_head_params,
+        other_params=70_000_000_000 - num_layers * layer.num_params(h) - lm_head_params,
+        source="70e9 parameters by definition",
+    )

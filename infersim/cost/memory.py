@@ -1,0 +1,238 @@
+"""The memory of one GPU as vLLM divides it, and hence the number of KV blocks (gpu_worker.determine_available_memory).
+
+    KV cache = total x gpu_memory_utilization - weights - non-torch - peak activation [- CUDA graphs, since 0.21]
+
+The CUDA context is taken before vLLM looks, so it comes out of what gpu_memory_utilization leaves free. Bytes.
+"""
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from infersim.models.architecture import Layer, Model
+from infersim.spec.engine import ResolvedEngine
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import Hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import BYTES, Precision
+
+from .sharding import check_modelled, problems, rank_layer
+from .steptime import capture_sizes
+
+GIB = 2.0**30
+VOCAB_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
+
+# Memory that is not PyTorch's and appears while vLLM starts: libraries, and NCCL's buffers under tensor parallelism.
+# Start-up logs: "0.07 GiB for non-torch memory" (0.10.2 on H100, 0.26 on 16 GB), "0.21 GiB" (0.10.2, 4 x L40S, PCIe),
+# "0.95 GiB" (0.2x, 4 x GB200) and "non_torch_memory takes 0.93GiB" (0.8, 8 x A100, NVLink).
+NON_TORCH, NON_TORCH_PCIE, NON_TORCH_LINK = 0.07 * GIB, 0.21 * GIB, 0.94 * GIB
+
+# A captured graph's own memory. Start-up log of 0.26: 51 piecewise and 35 full graphs took 0.40 GiB.
+CUDA_GRAPH = 0.40 * GIB / (51 + 35)
+
+# Bytes per logit alive at the peak of the profile run's sampler (Sampler.forward, TopKTopPSampler.forward_native, ATen
+# SortStable.cu segmented_sort_pairs): the sort for top-p.
+SAMPLER = {
+    "logits in float32": 4,
+    "sorted logits": 4,
+    "sorted indices (int64)": 8,
+    "indices before sorting (int64)": 8,
+    "radix sort's second buffer (keys and indices)": 12,
+}
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers that share block tables: `tables` tables of one kind, each for Memory.layers_per_table layers."""
+
+    window: int
+    """keys that a layer keeps, 0: all"""
+    tables: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The waterfall of one GPU, in bytes: usable = weights + overhead + activation + cuda_graph + kv, up to a rest
+    smaller than a block (or what num_gpu_blocks_override leaves)."""
+
+    total_bytes: float
+    usable_bytes: float
+    weights_bytes: float
+    activation_bytes: float
+    activation_terms: dict[str, float]
+    """what is alive at the peak of vLLM's profile run"""
+    cuda_graph_bytes: float
+    overhead_bytes: float
+    kv_bytes: float
+    """of all blocks"""
+    block_size: int
+    """tokens"""
+    block_bytes: float
+    num_gpu_blocks: int
+    """vLLM's count, the null block included"""
+    kv_bytes_per_token: float
+    """on this GPU, windows not applied"""
+    kv_groups: tuple[KVGroup, ...]
+    layers_per_table: int
+    max_concurrency: float
+    """sequences of max_model_len that fit"""
+
+
+def memory_waterfall(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> Memory:
+    """What each part of one GPU's memory holds. InputError if the model does not fit, with what would make it fit."""
+    check_modelled(model, hardware, precision, parallelism)
+    memory = _waterfall(model, hardware, precision, parallelism, engine)
+    if problem := _does_not_fit(model, hardware, engine, memory):
+        raise InputError(problem + _remedy(model, hardware, precision, parallelism, engine))
+    return memory
+
+
+def _waterfall(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> Memory:
+    tensor = parallelism.tensor
+    usable = math.ceil(hardware.memory_usable * engine.gpu_memory_utilization)
+    weights = weight_bytes(model, precision, tensor)
+    activations = activation_terms(model, precision, tensor, engine)
+    graphs = _num_graphs(engine) * CUDA_GRAPH if engine.count_cuda_graph_memory else 0.0
+    overhead = NON_TORCH
+    if tensor > 1:
+        overhead = NON_TORCH_LINK if hardware.link.domain_size > 1 else NON_TORCH_PCIE
+    left = usable - weights - overhead - sum(activations.values()) - graphs
+
+    windows = Counter(layer.attention.window for layer in model.layers)
+    layers_per_table = min(windows.values())  # kv_cache_utils: one size for all, the smallest kind decides
+    groups = tuple(KVGroup(window, -(-layers // layers_per_table)) for window, layers in windows.items())
+    token_bytes = rank_layer(model.layers[0], tensor).attention.kv_elements_per_token * BYTES[precision.kv_cache]
+    block_bytes = token_bytes * engine.block_size * layers_per_table
+    blocks = engine.num_gpu_blocks_override or max(0, math.floor(left / block_bytes))
+    return Memory(
+        total_bytes=hardware.memory_usable,
+        usable_bytes=usable,
+        weights_bytes=weights,
+        activation_bytes=sum(activations.values()),
+        activation_terms=activations,
+        cuda_graph_bytes=graphs,
+        overhead_bytes=overhead,
+        kv_bytes=blocks * block_bytes,
+        block_size=engine.block_size,
+        block_bytes=block_bytes,
+        num_gpu_blocks=blocks,
+        kv_bytes_per_token=token_bytes * model.num_layers,
+        kv_groups=groups,
+        layers_per_table=layers_per_table,
+        max_concurrency=blocks / _blocks_of_longest(groups, engine),
+    )
+
+
+def weight_bytes(model: Model, precision: Precision, tensor: int = 1) -> float:
+    """Bytes of the parameters on one rank, and of the rotary table beside them (vLLM's 14.99 GiB for Llama-3.1-8B).
+
+    Embedding and LM head are cut by rows of the vocabulary, padded to a multiple of 64; everything that tensor
+    parallelism does not cut is whole on every rank.
+    """
+    width = model.embedding_size or model.hidden_size
+    rows = math.ceil(model.vocab_size / math.lcm(VOCAB_PADDING, tensor)) * math.lcm(VOCAB_PADDING, tensor) // tensor
+    positions = model.embedding_params - model.vocab_size * width
+    head = model.lm_head_params - model.vocab_size * width if model.lm_head_params else 0  # its bias, if any
+    matrices = rows * width * (2 if model.lm_head_params else 1) + positions + head // tensor
+    layers = Counter(model.layers).items()
+    params = matrices + sum(rank_layer(layer, tensor).num_params(model.hidden_size) * n for layer, n in layers)
+    # cos and sin per position, half a head each, one table for all layers with rotary positions
+    rotary = {layer.attention.head_dim for layer, _ in layers if layer.attention.rope}
+    return (params + model.other_params + model.max_position_embeddings * sum(rotary)) * BYTES[precision.weights]
+
+
+def activation_terms(model: Model, precision: Precision, tensor: int, engine: ResolvedEngine) -> dict[str, float]:
+    """Bytes alive at the peak of vLLM's profile run (gpu_model_runner.profile_run), by name.
+
+    It runs the model on max_num_batched_tokens, then, with the hidden states still alive, the sampler on max_num_seqs
+    sequences with top-k and top-p; the larger of the two peaks counts.
+    """
+    width, tokens = BYTES[precision.activations], engine.max_num_batched_tokens
+    hidden = {"hidden states": tokens * model.hidden_size * width}
+    layer = max((_layer_terms(rank_layer(layer, tensor), model.hidden_size) for layer in dict.fromkeys(model.layers)),
+                key=lambda terms: sum(terms.values()))  # fmt: skip
+    forward = hidden | {name: tokens * elements * width for name, elements in layer.items()}
+    logits = min(engine.max_num_seqs, tokens) * model.vocab_size
+    sampler = hidden | {"logits": logits * width} | {name: logits * size for name, size in SAMPLER.items()}
+    return max(forward, sampler, key=lambda terms: sum(terms.values()))
+
+
+def _layer_terms(layer: Layer, h: int) -> dict[str, int]:
+    """Elements per token alive at the widest point of a layer, beside its residual: in the MLP, or in attention."""
+    up, down = layer.mlp.linears(h)
+    qkv_proj, o_proj = layer.attention.linears(h)
+    mlp = {up.name: up.outputs, "activation": down.inputs}
+    attention = {qkv_proj.name: qkv_proj.outputs, "rotary embedding": qkv_proj.outputs, "attention": o_proj.inputs}
+    return max(mlp, attention, key=lambda terms: sum(terms.values()))
+
+
+def _num_graphs(engine: ResolvedEngine) -> int:
+    """Piecewise graphs for every capture size, full graphs for those that decodes alone can reach."""
+    sizes = capture_sizes(engine)
+    return len(sizes) + int((sizes <= engine.max_num_seqs).sum())
+
+
+def _blocks_of_longest(groups: tuple[KVGroup, ...], engine: ResolvedEngine) -> int:
+    """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, and a block more."""
+    blocks = 0
+    for group in groups:
+        tokens = engine.max_model_len
+        if group.window:
+            tokens = min(tokens, group.window - 1 + engine.max_num_batched_tokens)
+        more = 1 if group.window and tokens < engine.max_model_len else 0
+        blocks += group.tables * (math.ceil(tokens / engine.block_size) + more)
+    return blocks
+
+
+def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memory: Memory) -> str:
+    """Why vLLM would refuse to start, with the numbers; empty if it would start."""
+    fixed = memory.weights_bytes + memory.overhead_bytes + memory.activation_bytes + memory.cuda_graph_bytes
+    if fixed > memory.usable_bytes:
+        return (
+            f"model: {model.name} does not fit {hardware.name}: it needs {_gib(fixed)} per GPU (weights"
+            f" {_gib(memory.weights_bytes)}, activations {_gib(memory.activation_bytes)}, other"
+            f" {_gib(memory.overhead_bytes + memory.cuda_graph_bytes)}) and there are {_gib(memory.usable_bytes)}"
+            f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
+        )
+    need = _blocks_of_longest(memory.kv_groups, engine) + 1  # and the null block
+    if engine.num_gpu_blocks_override is None and need > memory.num_gpu_blocks:
+        return (
+            f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"
+            f" {_gib(need * memory.block_bytes)} of KV cache per GPU and {_gib(memory.kv_bytes)} are left on"
+            f" {hardware.name}"
+        )
+    return ""
+
+
+def _remedy(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> str:
+    """The mildest single change with which it fits, as the end of an error line."""
+
+    def fits(parallelism: Parallelism = parallelism, **knobs) -> bool:
+        changed = replace(engine, **knobs)
+        memory = _waterfall(model, hardware, precision, parallelism, changed)
+        return not _does_not_fit(model, hardware, changed, memory)
+
+    if fits(max_model_len=1):
+        lengths = range(1, engine.max_model_len + 1)
+        return f"; must be at most {bisect_left(lengths, True, key=lambda n: not fits(max_model_len=n))}"
+    if engine.max_num_seqs > 64 and fits(max_num_seqs=64):
+        return "; engine.max_num_seqs 64 would fit"
+    if engine.gpu_memory_utilization < 0.95 and fits(gpu_memory_utilization=0.95):
+        return "; engine.gpu_memory_utilization 0.95 would fit"
+    for tensor in (2, 4, 8, 16, 32, 64):
+        wider = parallelism.model_copy(update={"tensor": tensor, "moe_tensor": tensor})
+        possible = parallelism.tensor < tensor <= max(8, hardware.link.domain_size)
+        if possible and not problems(model, hardware, precision, wider) and fits(wider):
+            return f"; parallelism.tensor {tensor} would fit"
+    return "; it needs more or larger GPUs, or a smaller model"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
