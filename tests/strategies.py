@@ -110,7 +110,7 @@ def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool
         kind["window"] = draw(st.sampled_from([0, 0, 1, 4, 16]))
         for name in ATTENTION_PRICE.names:
             if name.endswith("_softness"):
-                kind[name] = draw(st.sampled_from([0, 1]))
+                kind[name] = draw(st.sampled_from([0, 1]) if exact else st.floats(0, 1))
             elif name != "window":
                 kind[name] = draw(ticks) * TICK
     return StepCost(linear, head, attention, issue_share=draw(st.sampled_from([1, 1, 0.5, 0.25])))

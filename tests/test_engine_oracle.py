@@ -92,7 +92,8 @@ def test_where_it_is_stopped_changes_nothing(scenario, data):
         left = [r for r in left if r["arrival"] >= stop]
         while len(fleet.advance(stop, mask)):
             pass
-    assert np.array_equal(fleet.requests, whole.requests)
+    for name in set(state.REQUEST.names) - {"next", "prev"}:  # links of queues that are empty by now
+        assert np.array_equal(fleet.requests[name], whole.requests[name]), name
     assert np.array_equal(fleet.histogram, whole.histogram)
     for name in ("num_steps", "busy_time", "outstanding_time", "now", "peak_blocks"):
         assert fleet.replicas[name][0] == whole.replicas[name][0]

@@ -70,7 +70,7 @@ REQUEST = np.dtype(
 # One row per attention kind of the model (full, window, ...): seconds per unit of each sum, all layers of the kind.
 # decode  = fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)
 # prefill = fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + tile*query_tiles, softness)
-# smooth_max: see replica.smooth_max; softness 0 = perfect overlap (maximum), 1 = none (sum).
+# smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 ATTENTION_PRICE = np.dtype(
     [
         ("window", "i8"),  # 0 = full attention, else keys visible to a query
