@@ -115,14 +115,15 @@ Price = Callable[[Sums], tuple[float, float]]
 def price_from_step_cost(cost) -> Price:
     """The price that an infersim.engine.price.StepCost stands for: everything added up. Softness must be 0 or 1."""
 
-    def smooth_max(memory, compute, softness):  # they overlap perfectly, or not at all
-        return memory + compute if softness else max(memory, compute)
+    def smooth_max(memory, compute, softness):
+        if softness in (0, 1):  # without rounding: they overlap perfectly, or not at all
+            return memory + compute if softness else max(memory, compute)
+        return (memory + compute + ((memory - compute) ** 2 + 4 * softness * memory * compute) ** 0.5) / 2
 
     def price(sums: Sums) -> tuple[float, float]:
         seconds = float(sum(cost.linear[sums.num_tokens])) + float(sum(cost.head[sums.num_sequences]))
         for kind in cost.attention:
             c = {name: kind[name].item() for name in kind.dtype.names}
-            assert {c["decode_softness"], c["prefill_softness"]} <= {0, 1}
             if sums.num_decodes:
                 keys = sums.decode_keys(c["window"])
                 memory = c["decode_kv"] * keys + c["decode_activations"] * sums.num_decodes
