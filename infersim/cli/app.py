@@ -1,0 +1,36 @@
+"""The command line: one verb per file. Nothing heavy is imported before a verb runs, so that --help is quick."""
+
+import sys
+
+import typer
+
+from . import reproduce, run, show
+
+app = typer.Typer(
+    help="How will this LLM deployment behave? A discrete-event simulator of inference serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.add_typer(show.app, name="show")
+app.command("reproduce")(reproduce.reproduce)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        from infersim import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The installed command. Exit codes: 0 done, 1 an SLO or a claim missed, 2 wrong input, 130 interrupted."""
+    try:
+        app(prog_name="infersim")
+    except KeyboardInterrupt:  # before a verb could take care of it
+        sys.exit(130)

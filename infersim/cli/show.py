@@ -1,0 +1,219 @@
+"""`infersim show`: look things up."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from .guard import guarded
+
+app = typer.Typer(help="Look up models, hardware, engines, workloads, scenarios, the schema.", no_args_is_help=True)
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+def _print_json(value: Any) -> None:
+    from infersim.explain.summary import finite
+    from infersim.report.files import to_json
+
+    print(to_json(finite(value)))
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    """A table with a column per key, as wide as it needs to be."""
+    cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _print_fields(fields: dict[str, Any]) -> None:
+    width = max(map(len, fields)) + 2
+    for name, value in fields.items():
+        print(f"{name:{width}}{value:,}" if isinstance(value, int | float) else f"{name:{width}}{value}")
+
+
+@app.command("model")
+@guarded
+def model(
+    name: Annotated[str, Argument(help="Catalogue name, or path of a config.json or its folder.")],
+    hardware: Annotated[str | None, Option(help="Profile name or path: adds memory and floors.")] = None,
+    tensor_parallel_size: Annotated[int, Option(help="GPUs that share each matrix.")] = 1,
+    overrides: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.preset=vllm-0.19.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """A model's parameters, and on some hardware its KV blocks and floors."""
+    from infersim.models.catalog import load_model
+    from infersim.spec.errors import InputError
+    from infersim.spec.scenario import build_scenario
+
+    if hardware is None:
+        if overrides or tensor_parallel_size != 1:
+            raise InputError(
+                "show model: --set and --tensor-parallel-size need --hardware, such as --hardware h100-sxm"
+            )
+        fields = _architecture(load_model(name))
+    else:
+        data = {
+            "model": name,
+            "hardware": hardware,
+            "workload": {"input_tokens": 1, "output_tokens": 1},
+            "parallelism": {"tensor": tensor_parallel_size},
+        }
+        fields = _deployment(build_scenario(data, "show model", overrides or []))
+    (_print_json if as_json else _print_fields)(fields)
+
+
+def _architecture(model: Any) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "family": model.family,
+        "parameters": model.num_params,
+        "active_parameters": model.num_active_params,
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "source": model.source,
+    }
+
+
+FLOOR_TOKENS = 1024  # context of the ITL floor, prompt of the TTFT floor
+
+
+def _deployment(scenario: Any) -> dict[str, Any]:
+    """A model on hardware: memory per GPU in bytes, floors in ms."""
+    from dataclasses import asdict
+
+    from infersim.cost.floors import floor_itl, floor_ttft
+    from infersim.cost.memory import memory_waterfall
+    from infersim.models.catalog import load_model
+    from infersim.spec.engine import resolve
+
+    model = load_model(scenario.model)
+    parts = (model, scenario.hardware, scenario.precision, scenario.parallelism)
+    engine = resolve(scenario.engine, scenario.hardware, model.max_position_embeddings)
+    memory = asdict(memory_waterfall(*parts, engine))
+    sizes = ("weights_bytes", "activation_bytes", "cuda_graph_bytes", "overhead_bytes", "kv_bytes", "block_size")
+    counts = ("num_gpu_blocks", "kv_bytes_per_token", "max_concurrency")
+    return {
+        **_architecture(model),
+        "hardware": scenario.hardware.name,
+        "tensor_parallel_size": scenario.parallelism.tensor,
+        "engine": engine.preset,
+        **{name: getattr(engine, name) for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs")},
+        **{name: memory[name] for name in (*sizes, *counts)},
+        "floor_tokens": FLOOR_TOKENS,
+        "floor_itl_ms": floor_itl(*parts, FLOOR_TOKENS) * 1e3,
+        "floor_ttft_ms": floor_ttft(*parts, FLOOR_TOKENS) * 1e3,
+    }
+
+
+@app.command("models")
+@guarded
+def models(as_json: Json = False) -> None:
+    """The catalogue of models. Any other Hugging Face config.json works by path."""
+    from infersim.models.catalog import load_model, names
+
+    found = [load_model(name) for name in names()]
+    rows = [{"name": m.name, "family": m.family, "parameters": m.num_params} for m in found]
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_rows([row | {"parameters": f"{row['parameters'] / 1e9:.2f}e9"} for row in rows])
+
+
+@app.command("hardware")
+@guarded
+def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")] = None, as_json: Json = False) -> None:
+    """All hardware profiles, or one in full with its sources."""
+    from infersim.spec.hardware import load_hardware
+    from infersim.spec.resources import names
+
+    if name is None:
+        profiles = [load_hardware(each) for each in names("hardware_profiles")]
+        if as_json:
+            _print_json([profile.model_dump(mode="json") for profile in profiles])
+        else:
+            _print_rows(
+                [
+                    {
+                        "name": p.name,
+                        "memory GB": f"{p.memory_capacity / 1e9:.0f}",
+                        "TB/s": f"{p.memory_bandwidth / 1e12:.2f}",
+                        "16-bit TFLOP/s": f"{(p.flops.get('bf16') or p.flops['fp16']) / 1e12:.0f}",
+                        "link GB/s": f"{p.link.bandwidth / 1e9:.0f}",
+                        "USD/h": f"{p.price.low:.2f}-{p.price.high:.2f}" if p.price else "-",
+                    }
+                    for p in profiles
+                ]
+            )
+    else:
+        profile = load_hardware(name).model_dump(mode="json")
+        if as_json:
+            _print_json(profile)
+        else:
+            _print_yaml(profile)
+
+
+@app.command("engines")
+@guarded
+def engines(as_json: Json = False) -> None:
+    """The engine presets: every knob, its source, and how versions differ."""
+    from dataclasses import asdict
+
+    from infersim.spec.engine import PRESETS
+
+    rows = [asdict(preset) for preset in PRESETS.values()]
+    (_print_json if as_json else _print_yaml)(rows)
+
+
+@app.command("schema")
+@guarded
+def schema() -> None:
+    """JSON Schema of a scenario file, for editors."""
+    from infersim.spec.scenario import json_schema
+
+    _print_json(json_schema())
+
+
+def _list_folder(folder: str, as_json: bool) -> None:
+    """Names of packaged files, each with the first words of the comment at its top."""
+    from itertools import takewhile
+    from textwrap import shorten
+
+    from infersim.spec.resources import find, names
+
+    rows = []
+    for name in names(folder):
+        lines = find(folder, name).read_text(encoding="utf-8").splitlines()
+        comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+        rows.append({"name": name, "about": shorten(comment, 75, placeholder=" ...")})
+    if as_json:
+        _print_json(rows)
+    elif rows:
+        _print_rows(rows)
+
+
+@app.command("workloads")
+@guarded
+def workloads(as_json: Json = False) -> None:
+    """The workloads that a scenario can name."""
+    _list_folder("workloads", as_json)
+
+
+@app.command("scenarios")
+@guarded
+def scenarios(as_json: Json = False) -> None:
+    """The scenarios that `infersim run` knows by name."""
+    _list_folder("scenarios", as_json)
+
+
+def _print_yaml(value: Any) -> None:
+    import yaml
+
+    from infersim.explain.summary import finite
+
+    yaml.safe_dump(finite(value), sys.stdout, sort_keys=False, width=100, allow_unicode=True)

@@ -1,0 +1,79 @@
+"""What binds, and what the most would be that lifting it could bring."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from infersim.engine.state import RESOURCES
+from infersim.metrics.result import Result
+
+DOING = {
+    "weights": "memory bandwidth, reading weights",
+    "kv": "memory bandwidth, reading the KV cache",
+    "activations": "memory bandwidth, moving activations",
+    "compute": "compute",
+    "launch": "kernel launches and other fixed costs of operators",
+    "collectives": "collectives between devices",
+    "host": "the engine's CPU time",
+    "draft": "drafting",
+}
+PER_STEP = ("weights", "launch", "collectives", "host")
+"""What a step costs however many sequences share it."""
+QUEUE_SHARE = 0.1  # of the time in the engine that requests wait: from here on admission binds, not the step
+NEAR_LIMIT = 0.9  # a limit whose peak use is above this share is one that requests wait for
+
+
+@dataclass(frozen=True)
+class Binding:
+    """name: a resource, max_num_seqs, kv_blocks or none; text: for people.
+
+    factor: what the same work could be done faster by at most if it were lifted (Amdahl's law on busy time; time that
+    overlaps with something else is not gained, hence at most).
+    """
+
+    name: str
+    text: str
+    factor: float
+    ceiling: str
+
+
+def find_binding(result: Result) -> Binding:
+    """The limit of admission that requests wait for, if they do; else the resource that most busy time goes to."""
+    if result.busy_time <= 0:
+        return Binding("none", "nothing: no step was run", 1.0, "")
+    seconds = dict(zip(RESOURCES, result.time_by_resource.tolist(), strict=True))
+    top = max(seconds, key=seconds.get)
+    in_engine = result.waiting_time + result.running_time
+    waiting = result.waiting_time / in_engine if in_engine > 0 else 0.0
+    limit = _admission_limit(result) if waiting > QUEUE_SHARE else None
+    if limit:
+        shared = sum(seconds[name] for name in PER_STEP)
+        factor = _amdahl(result.busy_time, shared)
+        ceiling = f"a batch without limit would share out what a step costs anyway: {_at_most(factor)} the throughput"
+        return Binding(limit[0], f"{limit[1]}; {waiting:.0%} of the time in the engine is waiting", factor, ceiling)
+    factor = _amdahl(result.busy_time, seconds[top])
+    text = f"{DOING[top]}: {seconds[top] / result.busy_time:.0%} of the busy time"
+    return Binding(top, text, factor, f"if that cost nothing: {_at_most(factor)} the throughput")
+
+
+def _admission_limit(result: Result) -> tuple[str, str] | None:
+    """The limit that keeps requests waiting, if one is nearly used up."""
+    blocks = result.memory.num_gpu_blocks - 1  # vLLM's null block is not usable
+    seqs = result.engine.max_num_seqs
+    uses = {
+        "max_num_seqs": (result.peak_running / seqs, f"max_num_seqs: all {seqs} places taken"),
+        "kv_blocks": (
+            result.peak_blocks / blocks,
+            f"KV memory: {result.peak_blocks:,} of {blocks:,} blocks held at the peak",
+        ),
+    }
+    name = max(uses, key=lambda name: uses[name][0])
+    return (name, uses[name][1]) if uses[name][0] >= NEAR_LIMIT else None
+
+
+def _amdahl(busy: float, lifted: float) -> float:
+    return busy / (busy - lifted) if lifted < busy else np.inf
+
+
+def _at_most(factor: float) -> str:
+    return f"at most {factor:.3g} times" if np.isfinite(factor) else "any multiple of"

@@ -1,0 +1,144 @@
+"""The answer of a run as one JSON-ready document: what `infersim run --json` prints and the terminal shows."""
+
+import math
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from infersim import __version__
+from infersim.engine.state import OVER_MAX_MODEL_LEN, REJECTED, REJECTION_REASONS, RESOURCES
+from infersim.metrics.confidence import LEVEL, combine
+from infersim.metrics.conservation import check_conservation
+from infersim.metrics.latency import count, measure
+from infersim.metrics.result import Result
+from infersim.metrics.verdict import Verdict, combine_verdicts, judge
+
+from .binding import find_binding
+
+SCHEMA_VERSION = 1
+
+
+def summarize(results: list[Result]) -> dict[str, Any]:
+    """The document of one scenario's replications: means over them; counts and seconds of the first.
+
+    Every result is checked against the conservation laws first (ConservationError: a bug). Numbers are finite or None.
+    """
+    for result in results:
+        check_conservation(result)
+    first = results[0]
+    metrics, half_widths = combine([measure(result) for result in results])
+    verdict = combine_verdicts([judge(result) for result in results])
+    counts = count(first)
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "infersim_version": __version__,
+        "interrupted": any(result.interrupted for result in results),
+        "scenario": first.scenario.resolved(),
+        "engine": asdict(first.engine),
+        "seeds": [result.seed for result in results],
+        "warmup_s": first.warmup,
+        "counts": counts,
+        "metrics": metrics,
+        "confidence": {"level": LEVEL, "half_width": half_widths} if half_widths else None,
+        "slo": _slo(first, metrics, verdict),
+        "verdict": asdict(verdict),
+        "memory": asdict(first.memory),
+        "explain": _explain(results, metrics),
+        "provenance": first.provenance,
+        "assumed": _assumed(first, counts),
+    }
+    return finite(document)
+
+
+def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | None:
+    """Each limit with the value that is held against it; met only by a system that keeps up and serves everything."""
+    slo = result.scenario.slo
+    if not slo.limits and not slo.request_limits:
+        return None
+    limits = []
+    for name, limit in slo.limits.items():
+        value = metrics[name.replace("p50_", "median_")]
+        limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
+    met = verdict.state == "stable" and all(limit["met"] for limit in limits)
+    share = metrics["request_goodput"] / metrics["request_throughput"] if metrics["request_throughput"] else None
+    return {"met": met, "limits": limits, "goodput_share": share}
+
+
+def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
+    result = results[0]
+    binding = find_binding(result)
+    replicas = result.scenario.cluster.replicas
+    seconds = {name: float(t) for name, t in zip(RESOURCES, result.time_by_resource, strict=True)}
+    available = result.end_time * replicas
+    floors = {name: result.floors[name] * 1e3 for name in ("itl", "ttft")}
+    blocks = result.memory.num_gpu_blocks - 1
+
+    def share_of(floor: float, mean: float | None) -> float | None:
+        return floor / mean if mean else None
+
+    def over_time(integral: float) -> float | None:
+        return integral / available if available > 0 else None
+
+    done = result.requests[result.measured]
+    return {
+        "binding": binding.text,
+        "binding_constraint": binding.name,
+        "ceiling": binding.ceiling,
+        "ceiling_factor": binding.factor,
+        "time_by_resource": seconds,
+        "busy_s": result.busy_time,
+        "busy_share": over_time(result.busy_time),
+        "floor_itl_ms": floors["itl"],
+        "floor_ttft_ms": floors["ttft"],
+        "floor_share_itl": share_of(floors["itl"], metrics["mean_itl_ms"]),
+        "floor_share_ttft": share_of(floors["ttft"], metrics["mean_ttft_ms"]),
+        "mean_queue_ms": float((done["scheduled"] - done["sent"]).mean()) * 1e3 if len(done) else None,
+        "mean_client_queue_ms": float((done["sent"] - done["arrival"]).mean()) * 1e3 if len(done) else None,
+        "num_steps": result.num_steps,
+        "mean_tokens_per_step": result.num_scheduled_tokens / result.num_steps if result.num_steps else None,
+        "wasted_tokens": result.num_wasted_tokens,
+        "mean_running": over_time(result.running_time),
+        "mean_waiting": over_time(result.waiting_time),
+        "peak_running": result.peak_running,
+        "mean_kv_usage": over_time(result.block_time / blocks),
+        "peak_kv_usage": result.peak_blocks / blocks,
+    }
+
+
+def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
+    """What a reader must know to trust the answer: one sentence each."""
+    r = result.requests
+    rule = result.scenario.workload.max_tokens
+    name = rule if isinstance(rule, str | int) else f"{rule.factor:g} x output length"
+    lines = [f"max_model_len {result.engine.max_model_len:,} ({result.engine.origin['max_model_len']})"]
+    over = int((r["reason"] == OVER_MAX_MODEL_LEN).sum())
+    cut = int((r["max_tokens"] < r["output_tokens"]).sum())
+    effects = [f"it rejects {over:,} requests" if over else "", f"it cuts {cut:,} outputs short" if cut else ""]
+    effect = " and ".join(filter(None, effects)) or f"{result.engine.preset} admits without regard to it"
+    lines.append(f"max_tokens {name}: {effect}")
+    lines.append("prefix caching off: every prompt is computed in full")
+    reasons = Counter(r["reason"][r["status"] == REJECTED].tolist())
+    lines += [f"{n:,} requests rejected: {REJECTION_REASONS[code]}" for code, n in sorted(reasons.items())]
+    lines += result.notes
+    if result.warmup:
+        before = int((r["sent"] < result.warmup).sum())
+        lines.append(f"the first {result.warmup:.4g} s are warm-up: {before:,} requests are left out of the metrics")
+    kinds = Counter(row["provenance"] for row in result.provenance)
+    if kinds:
+        lines.append("operator efficiencies: " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())))
+    return lines
+
+
+def finite(value: Any) -> Any:
+    """The same JSON-ready value with None for NaN and infinities, and plain numbers for numpy's."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

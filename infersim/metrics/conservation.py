@@ -1,0 +1,72 @@
+"""What must be true of every run, checked at its end."""
+
+import itertools
+
+import numpy as np
+
+from .latency import count
+from .result import Result
+
+RELATIVE_ERROR = 1e-9
+
+
+class ConservationError(RuntimeError):
+    """The simulator contradicts itself: a bug in infersim, never in the user's input."""
+
+
+def check_conservation(result: Result) -> None:
+    """ConservationError naming every law that a run breaks: requests, blocks, tokens, time, order, Little."""
+    broken = [law for law in (*_counts(result), *_order(result), *_sums(result)) if law]
+    if broken:
+        raise ConservationError("this is a bug in infersim: " + "; ".join(broken))
+
+
+def _counts(result: Result):
+    counts = count(result)
+    ends = sum(counts[key] for key in ("completed", "rejected", "timed_out", "lost", "unfinished"))
+    if counts["submitted"] != ends:
+        yield f"{counts['submitted']} requests submitted, {ends} accounted for"
+    if counts["unfinished"] and not result.interrupted:
+        yield f"{counts['unfinished']} requests were never finished nor rejected"
+    r = result.requests
+    if held := int(r["num_blocks"].sum()) - result.blocks_held:
+        yield f"requests hold {held} KV blocks more than the engine knows of"
+    if result.completed.any() and (r["num_blocks"][result.completed] != 0).any():
+        yield "a completed request holds KV blocks"
+    done = r[result.completed]
+    outputs = done["num_output_tokens"].astype("i8")
+    if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
+        yield "a completed request has not the tokens it was to generate"
+    # every token in and every token out but the last goes through a step; recomputation only adds
+    if result.num_scheduled_tokens < int((done["prompt_tokens"] + outputs - 1).sum()):
+        yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
+    if int(result.itl_histogram.sum()) != int(np.maximum(r["num_output_tokens"].astype("i8") - 1, 0).sum()):
+        yield "there are not as many inter-token gaps as tokens between"
+
+
+def _order(result: Result):
+    done = result.requests[result.completed]
+    steps = ("arrival", "sent", "scheduled", "first_token", "last_token")
+    for before, after in itertools.pairwise(steps):
+        wrong = np.flatnonzero(~(done[before] <= done[after]))
+        if len(wrong):
+            row = done[wrong[0]]
+            yield f"{len(wrong)} requests have {after} before {before} ({row[after]} < {row[before]} s)"
+    if len(done) and done["last_token"].max() > result.end_time * (1 + RELATIVE_ERROR):
+        yield "a request ended after the end of the run"
+
+
+def _sums(result: Result):
+    split = float(result.time_by_resource.sum())
+    if (result.time_by_resource < 0).any() or _differ(split, result.busy_time):
+        yield f"time by resource adds up to {split} s of {result.busy_time} s busy"
+    if result.interrupted:  # clocks of several replicas stand apart
+        return
+    done = result.requests[result.completed]
+    sojourns = float((done["last_token"] - done["sent"]).sum())
+    if _differ(sojourns, result.outstanding_time):
+        yield f"Little's law: sojourns add up to {sojourns} s, the integral of requests is {result.outstanding_time} s"
+
+
+def _differ(a: float, b: float) -> bool:
+    return abs(a - b) > RELATIVE_ERROR * max(abs(a), abs(b)) + 1e-12

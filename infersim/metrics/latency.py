@@ -1,0 +1,98 @@
+"""Latencies, throughputs and goodput as `vllm bench serve` defines them (vLLM 0.33, benchmarks/serve.py).
+
+    ttft   first token - sent                    tpot   (last token - first token) / (output tokens - 1)
+    e2el   last token - sent                     itl    each gap between two tokens of a request, all requests pooled
+
+`sent` is after the client's wait for a place under max_concurrency. Only completed requests count. Requests of one
+token have no tpot (for goodput it is 0) and no gap. Percentiles interpolate linearly (numpy's default). Durations run
+from the first request sent to the last one completed; with a warm-up, over the requests sent after it.
+"""
+
+import numpy as np
+
+from infersim.engine.state import REJECTED, histogram_centres
+
+from .result import Result
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
+STATISTICS = ("mean", *PERCENTILES)
+HISTOGRAM_CENTRES = histogram_centres()
+
+
+def count(result: Result) -> dict[str, int]:
+    """Every request submitted is in exactly one of the next five."""
+    completed = int(result.completed.sum())
+    rejected = int((result.requests["status"] == REJECTED).sum())
+    return {
+        "submitted": len(result.requests),
+        "completed": completed,
+        "rejected": rejected,
+        "timed_out": 0,
+        "lost": 0,
+        "unfinished": len(result.requests) - completed - rejected,
+        "preemptions": int(result.requests["num_preemptions"].sum()),
+        "retries": 0,
+    }
+
+
+def measure(result: Result) -> dict[str, float | None]:
+    """The metrics of one run under vLLM's names; None where there is nothing to measure."""
+    done = result.requests[result.measured]
+    names = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS]
+    rates = ("duration_s", "request_throughput", "output_throughput", "total_token_throughput", "request_goodput")
+    metrics: dict[str, float | None] = dict.fromkeys((*rates, *names))
+    if not len(done):
+        return metrics
+    outputs = done["num_output_tokens"].astype("i8")
+    ttft, e2el, generation = (
+        done["first_token"] - done["sent"],
+        done["last_token"] - done["sent"],
+        done["last_token"] - done["first_token"],
+    )
+    many = outputs > 1
+    tpot = np.divide(generation, outputs - 1, out=np.zeros(len(done)), where=many)
+    duration = float(done["last_token"].max() - done["sent"].min())
+    metrics["duration_s"] = duration
+    if duration > 0:
+        metrics["request_throughput"] = len(done) / duration
+        metrics["output_throughput"] = int(outputs.sum()) / duration
+        metrics["total_token_throughput"] = int(outputs.sum() + done["prompt_tokens"].sum(dtype="i8")) / duration
+        if limits := result.scenario.slo.request_limits:
+            values = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
+            good = np.logical_and.reduce([values[metric] <= limit for metric, limit in limits.items()])
+            metrics["request_goodput"] = int(good.sum()) / duration
+    for metric, values in (("ttft", ttft), ("tpot", tpot[many]), ("e2el", e2el)):
+        if len(values):
+            metrics[f"mean_{metric}_ms"] = float(values.mean()) * 1e3
+            for name, value in zip(PERCENTILES, np.percentile(values, list(PERCENTILES.values())), strict=True):
+                metrics[f"{name}_{metric}_ms"] = float(value) * 1e3
+    if many.any():
+        metrics["mean_itl_ms"] = float(generation[many].sum() / (outputs[many] - 1).sum()) * 1e3
+        for name, value in zip(PERCENTILES, _itl_percentiles(result), strict=True):
+            metrics[f"{name}_itl_ms"] = float(value) * 1e3
+    return metrics
+
+
+def _itl_percentiles(result: Result) -> np.ndarray:
+    """Percentiles of the inter-token gaps in s: exact where every gap was kept, else from the histogram."""
+    percentiles = list(PERCENTILES.values())
+    if result.itl_gaps is None:
+        return histogram_percentiles(result.itl_histogram, percentiles)
+    gaps = np.maximum(result.requests["num_output_tokens"].astype("i8") - 1, 0)[result.measured]
+    starts = result.itl_offsets[result.measured]
+    rows = np.repeat(starts - (np.cumsum(gaps) - gaps), gaps) + np.arange(gaps.sum())
+    return np.percentile(result.itl_gaps[rows], percentiles)
+
+
+def histogram_percentiles(histogram: np.ndarray, percentiles: list[float]) -> np.ndarray:
+    """numpy's linear percentiles of the values counted in i8[HISTOGRAM_BINS], each taken as its bin's centre.
+
+    Within 0.4 % of the exact ones, because both order statistics that a percentile lies between are.
+    """
+    cumulative = np.cumsum(histogram)
+    rank = (cumulative[-1] - 1) * np.asarray(percentiles) / 100
+    below, above = (
+        HISTOGRAM_CENTRES[np.searchsorted(cumulative, side(rank), side="right")] for side in (np.floor, np.ceil)
+    )
+    return below + (above - below) * (rank - np.floor(rank))

@@ -1,0 +1,113 @@
+"""What one run leaves behind: a record per request, the engine's own sums, and what they rest on."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infersim.engine.state import COMPLETED, REJECTED, REJECTION_REASONS
+
+if TYPE_CHECKING:
+    import pandas
+
+    from infersim.cost.memory import Memory
+    from infersim.spec.engine import ResolvedEngine
+    from infersim.spec.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Result:
+    """One replication of one scenario. Times in seconds, sums over all replicas."""
+
+    scenario: "Scenario"
+    engine: "ResolvedEngine"
+    memory: "Memory"
+    seed: int
+    """of this replication"""
+    requests: np.ndarray
+    """engine.state.REQUEST[n], in order of arrival; a time below 0 never came"""
+    request_ids: np.ndarray
+    """i8[n]: stable names of the requests"""
+    itl_histogram: np.ndarray
+    """i8[HISTOGRAM_BINS]: all inter-token gaps of the run"""
+    time_by_resource: np.ndarray
+    """f8[len(RESOURCES)]: busy seconds by what they were spent on"""
+    busy_time: float
+    """seconds in which a device worked or waited for its host"""
+    end_time: float
+    """the clock at the end, or at the interruption"""
+    outstanding_time: float
+    """the engine's own integral over time of requests sent and not finished"""
+    running_time: float
+    waiting_time: float
+    block_time: float
+    """integrals over time of requests running and waiting, and of KV blocks held"""
+    num_steps: int
+    num_scheduled_tokens: int
+    num_wasted_tokens: int
+    """scheduled for requests that had already ended (async scheduling)"""
+    peak_running: int
+    """most requests running at once in one replica"""
+    peak_blocks: int
+    """most KV blocks held at once in one replica"""
+    blocks_held: int
+    """KV blocks that the engine holds at the end"""
+    floors: dict[str, float]
+    """itl, ttft: s, what no software on this device can be faster than"""
+    provenance: list[dict[str, Any]]
+    """one row per operator class and dtype: its efficiencies, where they come from and who says so"""
+    notes: tuple[str, ...] = ()
+    """one sentence for each liberty taken"""
+    warmup: float = 0.0
+    """requests sent earlier are left out of the metrics"""
+    itl_gaps: np.ndarray | None = None
+    """f4[...]: every inter-token gap, request after request; kept on demand, and whenever there is a warm-up"""
+    itl_offsets: np.ndarray | None = None
+    """i8[n]: where each request's gaps begin"""
+    interrupted: bool = False
+
+    @property
+    def completed(self) -> np.ndarray:
+        """bool[n]"""
+        return self.requests["status"] == COMPLETED
+
+    @property
+    def measured(self) -> np.ndarray:
+        """bool[n]: the requests that metrics are about, completed and sent after the warm-up."""
+        return self.completed & (self.requests["sent"] >= self.warmup)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """One row per request, as written to requests.csv; NaN where something never happened."""
+        r = self.requests
+        reasons = np.array(["", *REJECTION_REASONS.values()])  # reasons are numbered from 1
+        status = np.full(len(r), "unfinished")
+        status[r["status"] == COMPLETED], status[r["status"] == REJECTED] = "completed", "rejected"
+
+        def time(name: str) -> np.ndarray:
+            return np.where(r[name] >= 0, r[name], np.nan)
+
+        sent, first, last, outputs = time("sent"), time("first_token"), time("last_token"), r["num_output_tokens"]
+        done = np.where(self.completed, 1.0, np.nan)
+        return {
+            "request_id": self.request_ids,
+            "status": status,
+            "reason": reasons[r["reason"]],
+            "arrival_s": r["arrival"],
+            "sent_s": sent,
+            "scheduled_s": time("scheduled"),
+            "first_token_s": first,
+            "last_token_s": last,
+            "prompt_tokens": r["prompt_tokens"],
+            "output_tokens": outputs,
+            "num_preemptions": r["num_preemptions"],
+            "replica": r["replica"],
+            "ttft_ms": (first - sent) * 1e3,
+            "tpot_ms": (last - first) * done * 1e3 / np.where(outputs > 1, outputs - 1, np.nan),
+            "e2el_ms": (last - sent) * done * 1e3,
+        }
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """`columns` as a table."""
+        import pandas
+
+        return pandas.DataFrame(self.columns())

@@ -1,0 +1,83 @@
+"""result.json and requests.csv, written whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infersim.metrics.result import Result
+from infersim.spec.errors import InputError
+
+RESULT, REQUESTS, GAPS = "result.json", "requests.csv", "itls.npz"
+OURS = {RESULT, REQUESTS, GAPS}
+ROWS = 10_000  # of requests.csv formatted at a time
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """The document as JSON text: no NaN, no infinity."""
+    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def check_folder(folder: Path) -> None:
+    """InputError if `folder` is no place to write: it holds something else, or cannot be made. Makes it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = sorted({path.name for path in folder.iterdir()} - OURS)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise InputError(f"--out {folder}: {error.strerror}; must be a folder that can be made") from None
+    if others:
+        raise InputError(
+            f"--out {folder}: holds {others[0]}, which is not ours; must be a new, empty or earlier folder"
+        )
+    if not writable:
+        raise InputError(f"--out {folder}: may not be written to; must be a folder that can be written")
+
+
+def write_result(folder: Path, document: dict[str, Any], results: list[Result], gaps: bool) -> list[str]:
+    """Writes result.json, requests.csv (all replications) and, with `gaps`, itls.npz (the first replication).
+
+    Replaces what an earlier run left there; returns the paths. itls.npz: `itl` f4[...] in s, request after request,
+    `offset` i8[n] where each request's gaps begin, `request_id` i8[n].
+    """
+    _replace(folder / REQUESTS, lambda file: _write_requests(file, results))
+    written = [REQUESTS]
+    first = results[0]
+    if gaps:
+        arrays = {"itl": first.itl_gaps, "offset": first.itl_offsets, "request_id": first.request_ids}
+        _replace(folder / GAPS, lambda file: np.savez(file, **arrays))
+        written.append(GAPS)
+    else:
+        (folder / GAPS).unlink(missing_ok=True)
+    _replace(folder / RESULT, lambda file: file.write(to_json(document).encode() + b"\n"))
+    return [str(folder / name) for name in (RESULT, *written)]
+
+
+def _replace(path: Path, write: Any) -> None:
+    """`write` to a binary file beside `path`, then put it in its place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"--out {path}: cannot be written: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_requests(file: Any, results: list[Result]) -> None:
+    """One row per request: times in s to the microsecond, empty where something never happened."""
+    for number, result in enumerate(results):
+        columns = {"replication": np.full(len(result.requests), number)} if len(results) > 1 else {}
+        columns |= result.columns()
+        if number == 0:
+            file.write((",".join(columns) + "\n").encode())
+        row = ",".join("%.6f" if c.dtype.kind == "f" else "%s" for c in columns.values()) + "\n"
+        for start in range(0, len(result.requests), ROWS):
+            lists = [column[start : start + ROWS].tolist() for column in columns.values()]
+            cells = [cell for cells in zip(*lists, strict=True) for cell in cells]
+            text = row * len(lists[0]) % tuple(cells)
+            file.write(text.replace(",nan", ",").encode())

@@ -1,0 +1,157 @@
+"""The answer of a run on one screen: at most 40 lines of at most 100 columns, plain, or coloured for a terminal."""
+
+import sys
+import textwrap
+from typing import IO, Any
+
+WIDTH = 100
+LABEL = 11
+MAX_LINES = 40
+MAX_ASSUMPTIONS = 9
+STYLES = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m"}
+RESET = "\x1b[0m"
+
+Line = tuple[str, str]
+"""a style (a key of STYLES, or none) and a text"""
+
+
+def print_report(document: dict[str, Any], files: list[str], stream: IO[str] | None = None) -> None:
+    """Prints the document of `explain.summary`; in colour if `stream` (default: stdout) is a terminal."""
+    stream = stream or sys.stdout
+    colour = stream.isatty()
+    for style, text in render(document, files):
+        stream.write(f"{STYLES[style]}{text}{RESET}\n" if colour and style else f"{text}\n")
+
+
+def render(document: dict[str, Any], files: list[str]) -> list[Line]:
+    """The lines of the report."""
+    lines = [
+        *_head(document),
+        ("", ""),
+        *_metrics(document),
+        ("", ""),
+        *_why(document["explain"]),
+        ("", ""),
+        *_memory(document["memory"], document["engine"]),
+        ("", ""),
+    ]
+    lines += _field("assumed", document["assumed"][:MAX_ASSUMPTIONS])
+    for file in files:
+        lines += _field("written", [file])
+    return lines[:MAX_LINES]
+
+
+def _head(document: dict) -> list[Line]:
+    scenario, counts, verdict = document["scenario"], document["counts"], document["verdict"]
+    replicas = scenario["cluster"]["replicas"]
+    gpus = _gpus(scenario["parallelism"])
+    copies = f" x {replicas} replicas" if replicas > 1 else ""
+    model = scenario["model"].rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+    title = f"{model} on {gpus} {scenario['hardware']['name']}{copies}, {document['engine']['preset']}"
+    state = verdict["state"].upper()
+    growth = f", backlog grows by {verdict['backlog_per_s']:.3g} requests/s" if verdict["backlog_per_s"] else ""
+    if document["interrupted"]:
+        state = f"INTERRUPTED, {verdict['state']} so far"
+    lines = [("head", title), ("good" if state == "STABLE" else "bad", f"{state}{growth}: {verdict['reason']}")]
+    parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
+    parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
+    parts += [f"{counts['preemptions']:,} preemptions"] if counts["preemptions"] else []
+    lines += _field("requests", [", ".join(parts)])
+    if slo := document["slo"]:
+        texts = [f"{x['name']} {_number(x['value'])} {'<=' if x['met'] else '>'} {x['limit']:g}" for x in slo["limits"]]
+        lines += _field("slo", [f"{'met' if slo['met'] else 'missed'}: {', '.join(texts) or verdict['state']}"])
+        if not slo["met"]:
+            lines[-1] = ("bad", lines[-1][1])
+    return lines
+
+
+def _gpus(parallelism: dict) -> int:
+    return parallelism["tensor"] * parallelism["pipeline"] * parallelism["attention_data"]
+
+
+def _metrics(document: dict) -> list[Line]:
+    metrics, confidence = document["metrics"], document["confidence"]
+    rates = [
+        f"{_number(metrics['request_throughput'])} requests/s",
+        f"{_number(metrics['output_throughput'])} output tokens/s",
+        f"{_number(metrics['total_token_throughput'])} tokens/s in all",
+    ]
+    if metrics["request_goodput"] is not None:
+        rates.append(f"goodput {_number(metrics['request_goodput'])} requests/s")
+    lines = _field("throughput", [f"{', '.join(rates)} over {_number(metrics['duration_s'])} s"])
+    columns = ("mean", "median", "p90", "p95", "p99")
+    header = "".join(f"{column:>13}" for column in columns)
+    lines.append(("head", f"{'ms':{LABEL}}{header}"))
+    for metric in ("ttft", "tpot", "itl", "e2el"):
+        names = [f"{column}_{metric}_ms" for column in columns]
+        lines.append(("", f"{metric:{LABEL}}{''.join(f'{_number(metrics[name]):>13}' for name in names)}"))
+        if confidence:
+            widths = ("+-" + _number(confidence["half_width"][name]) for name in names)
+            lines.append(("", f"{'':{LABEL}}{''.join(f'{width:>13}' for width in widths)}"))
+    return lines
+
+
+def _why(explain: dict) -> list[Line]:
+    lines = _field("binding", [explain["binding"]])
+    if explain["ceiling"]:
+        lines += _field("ceiling", [explain["ceiling"]])
+    if explain["busy_s"]:
+        ranked = sorted(explain["time_by_resource"].items(), key=lambda item: -item[1])
+        shares = [f"{name} {t / explain['busy_s']:.1%}" for name, t in ranked if t > 0]
+        busy = f"busy {_percent(explain['busy_share'])} of the time"
+        lines += _field("time", [f"{', '.join(shares)} ({busy}, {explain['num_steps']:,} steps)"])
+    floors = [
+        f"{name} {_number(explain[f'floor_{name}_ms'])} ms ({_percent(explain[f'floor_share_{name}'])} of the mean)"
+        for name in ("itl", "ttft")
+    ]
+    lines += _field("floors", ["no software on this device is faster than " + ", ".join(floors)])
+    batch = (
+        f"{_number(explain['mean_running'])} running (peak {explain['peak_running']:,}),"
+        f" {_number(explain['mean_waiting'])} waiting, {_number(explain['mean_queue_ms'])} ms in the queue;"
+        f" KV blocks {_percent(explain['mean_kv_usage'])} used (peak {_percent(explain['peak_kv_usage'])})"
+    )
+    lines += _field("batch", [batch])
+    if (explain["mean_client_queue_ms"] or 0) > 0.1:
+        lines += _field("client", [f"requests wait {_number(explain['mean_client_queue_ms'])} ms before they are sent"])
+    return lines
+
+
+def _memory(memory: dict, engine: dict) -> list[Line]:
+    parts = [
+        f"{name} {memory[key] / 1e9:.2f}"
+        for name, key in (
+            ("weights", "weights_bytes"),
+            ("activations", "activation_bytes"),
+            ("CUDA graphs", "cuda_graph_bytes"),
+            ("overhead", "overhead_bytes"),
+            ("KV cache", "kv_bytes"),
+        )
+        if memory[key]
+    ]
+    total = f"{memory['total_bytes'] / 1e9:.2f} GB x {engine['gpu_memory_utilization']:g}"
+    blocks = (
+        f"{memory['num_gpu_blocks']:,} KV blocks of {memory['block_size']} tokens,"
+        f" {memory['kv_bytes_per_token']:,.0f} B per token: room for {memory['max_concurrency']:.3g} sequences of {engine['max_model_len']:,} tokens"
+    )
+    return _field("memory", [f"{total} = {memory['usable_bytes'] / 1e9:.2f} GB: {', '.join(parts)}", blocks])
+
+
+def _field(label: str, texts: list[str]) -> list[Line]:
+    """Texts behind a label, wrapped and indented."""
+    lines = []
+    for text in texts:
+        lines += textwrap.wrap(text, WIDTH - LABEL, break_long_words=False, break_on_hyphens=False) or [""]
+    return [("", f"{label if i == 0 else '':{LABEL}}{line}") for i, line in enumerate(lines)]
+
+
+def _number(value: float | None) -> str:
+    """Four digits that matter, thousands apart."""
+    if value is None:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
