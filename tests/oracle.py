@@ -113,7 +113,7 @@ Price = Callable[[Sums], tuple[float, float]]
 
 
 def price_from_step_cost(cost) -> Price:
-    """The price that an infersim.engine.price.StepCost stands for: everything added up. Softness must be 0 or 1."""
+    """The price that an infersim.engine.price.StepCost stands for: everything added up."""
 
     def smooth_max(memory, compute, softness):
         if softness in (0, 1):  # without rounding: they overlap perfectly, or not at all
