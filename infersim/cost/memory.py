@@ -90,6 +90,31 @@ def memory_waterfall(
     return memory
 
 
+def longest_sequence(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> int:
+    """The largest max_model_len, in tokens and up to engine.max_model_len, whose one sequence fits the KV cache.
+
+    What vLLM's `--max-model-len auto` finds. InputError if none does.
+    """
+    check_modelled(model, hardware, precision, parallelism)
+
+    def fits(length: int) -> bool:
+        changed = replace(engine, max_model_len=length)
+        memory = _waterfall(model, hardware, precision, parallelism, changed)
+        return _blocks_of_longest(memory.kv_groups, changed) < memory.num_gpu_blocks
+
+    low, high = 0, engine.max_model_len
+    if fits(high):
+        return high
+    while high - low > 1:  # low fits (nothing does), high does not
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if low == 0:
+        memory_waterfall(model, hardware, precision, parallelism, replace(engine, max_model_len=1))
+    return low
+
+
 def _waterfall(
     model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
 ) -> Memory:
@@ -200,7 +225,7 @@ def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memo
             f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
         )
     need = _blocks_of_longest(memory.kv_groups, engine) + 1  # and the null block
-    if engine.num_gpu_blocks_override is None and need > memory.num_gpu_blocks:
+    if need > memory.num_gpu_blocks:
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"
             f" {_gib(need * memory.block_bytes)} of KV cache per GPU and {_gib(memory.kv_bytes)} are left on"
