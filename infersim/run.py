@@ -109,8 +109,8 @@ def _result(
 ) -> Result:
     replicas = fleet.replicas
     parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
-    prompt = int(np.median(requests.prompt_tokens))
-    context = prompt + int(np.median(requests.output_tokens)) // 2
+    prompt = int(np.percentile(requests.prompt_tokens, 50))
+    context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
     return Result(
         scenario=scenario,

@@ -156,14 +156,3 @@ def _beside(value: Any, file: Path | None) -> Any:
     if isinstance(value, str) and value and file and exists(file.parent / value):
         return str(file.parent / value)
     return value
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a scenario file, for editors."""
-    schema = Scenario.model_json_schema()
-    for key in ("hardware", "workload"):
-        schema["properties"][key] = {
-            "anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{key.capitalize()}"}],
-            "description": Scenario.model_fields[key].description,
-        }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
