@@ -98,21 +98,23 @@ def longest_sequence(
     What vLLM's `--max-model-len auto` finds. InputError if none does.
     """
     check_modelled(model, hardware, precision, parallelism)
+    longest = _longest(model, hardware, precision, parallelism, engine)
+    if longest == 0:
+        memory_waterfall(model, hardware, precision, parallelism, replace(engine, max_model_len=1))
+    return longest
 
-    def fits(length: int) -> bool:
+
+def _longest(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> int:
+    """`longest_sequence`, or 0 if not even one token fits."""
+
+    def too_long(length: int) -> bool:
         changed = replace(engine, max_model_len=length)
         memory = _waterfall(model, hardware, precision, parallelism, changed)
-        return _blocks_of_longest(memory.kv_groups, changed) < memory.num_gpu_blocks
+        return bool(_does_not_fit(model, hardware, changed, memory))
 
-    low, high = 0, engine.max_model_len
-    if fits(high):
-        return high
-    while high - low > 1:  # low fits (nothing does), high does not
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    if low == 0:
-        memory_waterfall(model, hardware, precision, parallelism, replace(engine, max_model_len=1))
-    return low
+    return bisect_left(range(1, engine.max_model_len + 1), True, key=too_long)
 
 
 def _waterfall(
@@ -244,9 +246,8 @@ def _remedy(
         memory = _waterfall(model, hardware, precision, parallelism, changed)
         return not _does_not_fit(model, hardware, changed, memory)
 
-    if fits(max_model_len=1):
-        lengths = range(1, engine.max_model_len + 1)
-        return f"; must be at most {bisect_left(lengths, True, key=lambda n: not fits(max_model_len=n))}"
+    if longest := _longest(model, hardware, precision, parallelism, engine):
+        return f"; must be at most {longest}"
     if engine.max_num_seqs > 64 and fits(max_num_seqs=64):
         return "; engine.max_num_seqs 64 would fit"
     if engine.gpu_memory_utilization < 0.95 and fits(gpu_memory_utilization=0.95):
