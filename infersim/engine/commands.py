@@ -1,4 +1,4 @@
-"""What can be done to one request from outside, between two advances: abort it, reserve and release its blocks. Compiled."""
+"""What is done to one request from outside, between two advances: abort it, reserve or release its blocks. Compiled."""
 
 from .replica import count_outstanding, drop_finished, send
 from .scheduler import allocate, compiled, remove

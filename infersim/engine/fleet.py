@@ -194,14 +194,14 @@ class Fleet:
         self._pending_tail[replica] = last
 
     def abort(self, row: int, time: float) -> bool:
-        """End a request that was sent or reserved at `time`, to which the fleet has been advanced; False if it had ended."""
+        """End a request at `time`, to which the fleet has been advanced; False if it had ended before."""
         if self._command(state.ABORT, row, time):
             self.aborted[row] = time
             return True
         return False
 
     def reserve(self, row: int, replica: int, time: float) -> bool:
-        """Take the KV blocks of a request's prompt, which comes from elsewhere, before it is sent; False without room."""
+        """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere; False without room."""
         self._replica[row] = replica
         return self._command(state.RESERVE, row, time)
 
@@ -210,12 +210,13 @@ class Fleet:
         self._command(state.RELEASE, row, time)
 
     def fail(self, replica: int, time: float) -> list[int]:
-        """The replica dies and forgets everything: its requests are aborted (returned) and its steps in flight vanish."""
+        """The replica dies and forgets everything: its requests are aborted (returned), steps in flight vanish."""
         r = self.requests
         mine = r["replica"] == replica
         for row in np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist():
             self.release(row, time)
-        ended = [row for row in np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist() if self.abort(row, time)]
+        alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
+        ended = [row for row in alive if self.abort(row, time)]
         row = self.replicas[replica : replica + 1]
         row["in_flight"] = row["blocked"] = 0
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
