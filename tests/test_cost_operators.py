@@ -128,6 +128,6 @@ def test_all_problems_come_at_once():
         assert part in said
 
 
-def test_tensor_parallelism_ends_at_the_scale_up_link():
-    with pytest.raises(InputError, match="NVLink4 joins 8 of h100-sxm"):
+def test_tensor_parallelism_ends_at_the_node():
+    with pytest.raises(InputError, match="a node holds 8 of h100-sxm"):
         check_modelled(load_model("Llama-3.1-8B"), load_hardware("h100-sxm"), Precision(), Parallelism(tensor=16))

@@ -241,6 +241,7 @@ def test_tensor_parallelism_over_pcie_pays_for_its_ring():
     assert collectives("l40s", 4) > collectives("l40s", 2) > 0
     assert collectives("l40s", 4) > collectives("h100-sxm", 4)
     assert collectives("l40s", 1) == 0
+    assert collectives("h100-nvl", 4) > 2 * collectives("h100-nvl", 2)  # a bridge joins two
 
 
 def test_sums_of_floors_are_those_of_a_batch():

@@ -17,7 +17,7 @@ from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import BYTES, Precision
 
-from .sharding import check_modelled, problems, rank_layer
+from .sharding import check_modelled, joined, problems, rank_layer
 from .steptime import capture_sizes
 
 GIB = 2.0**30
@@ -127,7 +127,7 @@ def _waterfall(
     graphs = _num_graphs(engine) * CUDA_GRAPH if engine.count_cuda_graph_memory else 0.0
     overhead = NON_TORCH
     if tensor > 1:
-        overhead = NON_TORCH_LINK if hardware.link.domain_size > 1 else NON_TORCH_PCIE
+        overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     left = usable - weights - overhead - sum(activations.values()) - graphs
 
     windows = Counter(layer.attention.window for layer in model.layers)
@@ -254,8 +254,7 @@ def _remedy(
         return "; engine.gpu_memory_utilization 0.95 would fit"
     for tensor in (2, 4, 8, 16, 32, 64):
         wider = parallelism.model_copy(update={"tensor": tensor, "moe_tensor": tensor})
-        possible = parallelism.tensor < tensor <= max(8, hardware.link.domain_size)
-        if possible and not problems(model, hardware, precision, wider) and fits(wider):
+        if tensor > parallelism.tensor and not problems(model, hardware, precision, wider) and fits(wider):
             return f"; parallelism.tensor {tensor} would fit"
     return "; it needs more or larger GPUs, or a smaller model"
 
