@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -137,22 +138,36 @@ def test_killed_twenty_times_and_resumed(tmp_path):
 def test_two_node_ray_cluster(tmp_path):
     """The same sweep on a real Ray cluster of two nodes leaves the same bytes as on this machine."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'infersim[ray]'")
-    binary = os.path.join(os.path.dirname(sys.executable), "ray")
-    port, temporary = "6411", ["--temp-dir", str(tmp_path / "ray")]
-    node = ["--num-cpus", "1", "--disable-usage-stats", "--object-store-memory", "80000000"]
-    head = [binary, "start", "--head", "--port", port, "--include-dashboard", "false", *temporary, *node]
-    worker = [binary, "start", "--address", f"127.0.0.1:{port}", *node]
+    binary, address = os.path.join(os.path.dirname(sys.executable), "ray"), "127.0.0.1:6411"
+    node = ["--block", "--num-cpus", "1", "--disable-usage-stats", "--object-store-memory", "80000000"]
     command = [sys.executable, "-m", "infersim", "sweep", "llama-8b-h100", "--over", "workload.request_rate=1:24:1",
                "--set", SMALL[0]]  # fmt: skip
-    try:
-        for start in (head, worker):
-            subprocess.run(start, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        ray = ["--executor", "ray", "--address", f"127.0.0.1:{port}"]
-        subprocess.run([*command, *ray, "--out", str(tmp_path / "cluster")], check=True, stdout=subprocess.DEVNULL)
-    finally:
-        subprocess.run([binary, "stop", "--force"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ray = ["--executor", "ray", "--address", address]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
+        head = ["--head", "--port", "6411", "--include-dashboard", "false", "--temp-dir", folder]
+        nodes = []
+        try:
+            for start in (head, ["--address", address]):
+                nodes.append(subprocess.Popen([binary, "start", *start, *node], **quiet))
+                _wait_for_nodes(binary, address, len(nodes))
+            subprocess.run([*command, *ray, "--out", str(tmp_path / "cluster")], check=True, **quiet)
+        finally:
+            for process in reversed(nodes):
+                process.terminate()
+                process.wait(60)
     subprocess.run([*command, "--workers", "1", "--out", str(tmp_path / "here")], check=True, stdout=subprocess.DEVNULL)
     assert _bytes(tmp_path / "cluster") == _bytes(tmp_path / "here")
+
+
+def _wait_for_nodes(binary, address, wanted):
+    """Until `ray status` counts so many nodes."""
+    for _ in range(60):
+        status = subprocess.run([binary, "status", "--address", address], capture_output=True, text=True).stdout
+        if status.count("node_") >= wanted:
+            return
+        time.sleep(1)
+    pytest.fail(f"no {wanted} nodes after a minute: {status}")
 
 
 def test_json_has_every_point():
