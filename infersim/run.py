@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from .cost.floors import floor_itl, floor_ttft
-from .cost.operators import forward_pass
-from .cost.roofline import provenance
+from .cost.steptime import provenance
 from .deployment import Deployment, deployment_of
 from .engine.fleet import Fleet, ReplicaSpec
 from .engine.state import COMPLETED
@@ -42,7 +41,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
         requests = build_requests(scenario.workload, seed, Path())
         if previous is not None and _same(requests, previous):
             raise InputError(
-                f"simulation.replications: every replication of this workload is the same, since nothing in it is drawn;"
+                "simulation.replications: nothing in this workload is drawn, so every replication would be the same;"
                 f" must be 1 (got {scenario.simulation.replications})"
             )
         previous = requests
@@ -82,8 +81,8 @@ def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.nd
     need = requests.prompt_tokens.astype("i8") + np.minimum(max_tokens, requests.output_tokens)
     if need.min() > longest:
         raise InputError(
-            f"workload: the shortest request needs {need.min()} tokens (prompt and output) and max_model_len is {longest}"
-            f" ({deployment.engine.origin['max_model_len']}); must fit, or raise engine.max_model_len"
+            f"workload: the shortest request needs {need.min()} tokens (prompt and output) and max_model_len is"
+            f" {longest} ({deployment.engine.origin['max_model_len']}); must fit, or raise engine.max_model_len"
         )
 
 
@@ -110,8 +109,8 @@ def _result(
 ) -> Result:
     replicas = fleet.replicas
     parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
-    prompt = int(np.median(requests.prompt_tokens))
-    context = prompt + int(np.median(requests.output_tokens)) // 2
+    prompt = int(np.percentile(requests.prompt_tokens, 50))
+    context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
     return Result(
         scenario=scenario,
@@ -132,9 +131,7 @@ def _result(
         peak_blocks=int(replicas["peak_blocks"].max()),
         blocks_held=int((fleet.knobs["num_gpu_blocks"] - 1 - fleet.schedulers["free_blocks"]).sum()),
         floors={"itl": floor_itl(*parts, context), "ttft": floor_ttft(*parts, prompt)},
-        provenance=provenance(
-            deployment.hardware, forward_pass(deployment.model, deployment.precision, deployment.parallelism.tensor)
-        ),
+        provenance=provenance(*parts),
         notes=requests.notes,
         warmup=warmup_time(scenario, fleet.requests),
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,

@@ -12,7 +12,8 @@ from infersim.spec import resources
 from infersim.spec.engine import resolve
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
-from infersim.spec.scenario import Scenario, build_scenario, json_schema, load_scenario
+from infersim.spec.scenario import Scenario, build_scenario, load_scenario
+from infersim.spec.schema import json_schema
 
 LEAST = {
     "model": "Llama-3.1-8B",

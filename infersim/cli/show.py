@@ -88,14 +88,11 @@ def _deployment(scenario: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from infersim.cost.floors import floor_itl, floor_ttft
-    from infersim.cost.memory import memory_waterfall
-    from infersim.models.catalog import load_model
-    from infersim.spec.engine import resolve
+    from infersim.deployment import deployment_of
 
-    model = load_model(scenario.model)
-    parts = (model, scenario.hardware, scenario.precision, scenario.parallelism)
-    engine = resolve(scenario.engine, scenario.hardware, model.max_position_embeddings)
-    memory = asdict(memory_waterfall(*parts, engine))
+    deployment = deployment_of(scenario)
+    model, engine, memory = deployment.model, deployment.engine, asdict(deployment.memory)
+    parts = (model, deployment.hardware, deployment.precision, deployment.parallelism)
     sizes = ("weights_bytes", "activation_bytes", "cuda_graph_bytes", "overhead_bytes", "kv_bytes", "block_size")
     counts = ("num_gpu_blocks", "kv_bytes_per_token", "max_concurrency")
     return {
@@ -141,7 +138,7 @@ def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")]
                 [
                     {
                         "name": p.name,
-                        "memory GB": f"{p.memory_capacity / 1e9:.0f}",
+                        "memory GiB": f"{p.memory_capacity / 2**30:.0f}",
                         "TB/s": f"{p.memory_bandwidth / 1e12:.2f}",
                         "16-bit TFLOP/s": f"{(p.flops.get('bf16') or p.flops['fp16']) / 1e12:.0f}",
                         "link GB/s": f"{p.link.bandwidth / 1e9:.0f}",
@@ -174,7 +171,7 @@ def engines(as_json: Json = False) -> None:
 @guarded
 def schema() -> None:
     """JSON Schema of a scenario file, for editors."""
-    from infersim.spec.scenario import json_schema
+    from infersim.spec.schema import json_schema
 
     _print_json(json_schema())
 

@@ -103,7 +103,7 @@ FLASH_3 = Cited(0.663, "FlashAttention-3 README, H100, forward, causal, head dim
 FLASH_2 = Cited(
     0.620, "FlashAttention-2 README, A100, forward and backward, causal, head dimension 128, fit of 512 to 16384 tokens"
 )
-PREFILL_B200 = _aic(0.569, "context_attention, 32 heads of 128, 16384 tokens, 1768 us (tile overhead taken out)")
+PREFILL_B200 = _aic(0.593, "context_attention, 32 heads of 128, 16384 tokens, 1768 us (tile overhead taken out)")
 PREFILL_L40S = _aic(0.529, "context_attention, 32 heads of 128, 16384 tokens, 11825 us (tile overhead taken out)")
 PREFILL_4090 = _serving_sim(0.849, "RTX 4090, 2048 queries after 16384 keys, 4225 us (tile overhead taken out)")
 PREFILL_PRO_6000 = _serving_sim(0.592, "RTX PRO 6000, 2048 queries after 16384 keys, 2138 us (tile overhead taken out)")
@@ -187,7 +187,10 @@ FIGURES: dict[str, dict[str, Figures]] = {
 
 # A prefill kernel's work beyond its causal pairs (whole tiles on the diagonal, prologue, imbalance), as further keys
 # per query: 1 / rate = (1 + 2 keys / tokens) / asymptote fits each README's rows of 512 to 16384 tokens within 3 %.
-TILE_KEYS = {"hopper": 301.0}  # the rows of FLASH_3
+TILE_KEYS = {
+    "hopper": 301.0,  # the rows of FLASH_3
+    "blackwell": 596.0,  # PREFILL_B200's share of 0.553 falls to 0.375 for 32 prompts of 2048 tokens
+}
 TILE_KEYS_OTHER = 242.0  # the rows of FLASH_2
 
 # Seconds per further hop of a ring over PCIe: aiconfigurator custom_allreduce, RTX PRO 6000, vllm 0.24.0, 2 KiB:

@@ -17,7 +17,7 @@ from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import BYTES, Precision
 
-from .sharding import check_modelled, problems, rank_layer
+from .sharding import check_modelled, joined, problems, rank_layer
 from .steptime import capture_sizes
 
 GIB = 2.0**30
@@ -90,6 +90,33 @@ def memory_waterfall(
     return memory
 
 
+def longest_sequence(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> int:
+    """The largest max_model_len, in tokens and up to engine.max_model_len, whose one sequence fits the KV cache.
+
+    What vLLM's `--max-model-len auto` finds. InputError if none does.
+    """
+    check_modelled(model, hardware, precision, parallelism)
+    longest = _longest(model, hardware, precision, parallelism, engine)
+    if longest == 0:
+        memory_waterfall(model, hardware, precision, parallelism, replace(engine, max_model_len=1))
+    return longest
+
+
+def _longest(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> int:
+    """`longest_sequence`, or 0 if not even one token fits."""
+
+    def too_long(length: int) -> bool:
+        changed = replace(engine, max_model_len=length)
+        memory = _waterfall(model, hardware, precision, parallelism, changed)
+        return bool(_does_not_fit(model, hardware, changed, memory))
+
+    return bisect_left(range(1, engine.max_model_len + 1), True, key=too_long)
+
+
 def _waterfall(
     model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
 ) -> Memory:
@@ -100,7 +127,7 @@ def _waterfall(
     graphs = _num_graphs(engine) * CUDA_GRAPH if engine.count_cuda_graph_memory else 0.0
     overhead = NON_TORCH
     if tensor > 1:
-        overhead = NON_TORCH_LINK if hardware.link.domain_size > 1 else NON_TORCH_PCIE
+        overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     left = usable - weights - overhead - sum(activations.values()) - graphs
 
     windows = Counter(layer.attention.window for layer in model.layers)
@@ -200,7 +227,7 @@ def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memo
             f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
         )
     need = _blocks_of_longest(memory.kv_groups, engine) + 1  # and the null block
-    if engine.num_gpu_blocks_override is None and need > memory.num_gpu_blocks:
+    if need > memory.num_gpu_blocks:
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"
             f" {_gib(need * memory.block_bytes)} of KV cache per GPU and {_gib(memory.kv_bytes)} are left on"
@@ -219,17 +246,15 @@ def _remedy(
         memory = _waterfall(model, hardware, precision, parallelism, changed)
         return not _does_not_fit(model, hardware, changed, memory)
 
-    if fits(max_model_len=1):
-        lengths = range(1, engine.max_model_len + 1)
-        return f"; must be at most {bisect_left(lengths, True, key=lambda n: not fits(max_model_len=n))}"
+    if longest := _longest(model, hardware, precision, parallelism, engine):
+        return f"; must be at most {longest}"
     if engine.max_num_seqs > 64 and fits(max_num_seqs=64):
         return "; engine.max_num_seqs 64 would fit"
     if engine.gpu_memory_utilization < 0.95 and fits(gpu_memory_utilization=0.95):
         return "; engine.gpu_memory_utilization 0.95 would fit"
     for tensor in (2, 4, 8, 16, 32, 64):
         wider = parallelism.model_copy(update={"tensor": tensor, "moe_tensor": tensor})
-        possible = parallelism.tensor < tensor <= max(8, hardware.link.domain_size)
-        if possible and not problems(model, hardware, precision, wider) and fits(wider):
+        if tensor > parallelism.tensor and not problems(model, hardware, precision, wider) and fits(wider):
             return f"; parallelism.tensor {tensor} would fit"
     return "; it needs more or larger GPUs, or a smaller model"
 

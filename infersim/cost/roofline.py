@@ -22,6 +22,7 @@ from infersim.spec.hardware import Hardware
 
 from .efficiency import RING_HOP, efficiency, tile_keys
 from .operators import Operator, Sums, evaluate
+from .sharding import joined
 
 
 def smooth_max(a, b, softness: float):
@@ -47,9 +48,10 @@ def rate(hardware: Hardware, operator: Operator, tensor: int = 1) -> Rate:
     # knee is the exponent of a p-norm; the softness that gives the same time where both sides are equal
     softness = (2.0 ** (1.0 / shares.knee) - 1.0) ** 2
     if operator.operator_class == "collective":
-        hops = 2 * (tensor - 2) if hardware.link.domain_size == 1 else 0  # a switch is one hop; PCIe forms a ring
-        per_byte = 1.0 / (shares.bandwidth * hardware.link.bandwidth)
-        return Rate(per_byte, 0.0, shares.fixed + hops * RING_HOP, softness, 0.0)
+        direct = joined(hardware, tensor)  # one hop over a link; over PCIe a ring
+        bandwidth = hardware.link.bandwidth if direct else hardware.pcie_bandwidth or hardware.link.bandwidth
+        fixed = shares.fixed + (0.0 if direct else 2 * (tensor - 2) * RING_HOP)
+        return Rate(1.0 / (shares.bandwidth * bandwidth), 0.0, fixed, softness, 0.0)
     per_flop = 1.0 / (shares.flops * hardware.flops[operator.dtype]) if operator.flops else 0.0
     tiles = tile_keys(hardware) if operator.operator_class == "attention_prefill" else 0.0
     return Rate(1.0 / (shares.bandwidth * hardware.memory_bandwidth), per_flop, shares.fixed, softness, tiles)
@@ -60,10 +62,10 @@ def add_time(split: np.ndarray, operator: Operator, rate: Rate, sums: Sums) -> N
 
     The sums are numbers or arrays of split's leading shape; those of an attention operator are its window's.
     """
-    split[..., LAUNCH] += 0.0 if operator.wire else operator.count * rate.fixed
     if operator.wire:
         split[..., COLLECTIVES] += operator.count * (rate.fixed + rate.per_byte * evaluate(operator.wire, sums))
         return
+    split[..., LAUNCH] += operator.count * rate.fixed
     weights = operator.count * rate.per_byte * evaluate(operator.weights, sums)
     kv = operator.count * rate.per_byte * evaluate(operator.kv, sums)
     activations = operator.count * rate.per_byte * evaluate(operator.activations, sums)

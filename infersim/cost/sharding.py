@@ -37,6 +37,16 @@ def rank_layer(layer: Layer, tensor: int) -> Layer:
     )
 
 
+def joined(hardware: Hardware, tensor: int) -> bool:
+    """Whether the scale-up link joins so many devices; if not, they meet over PCIe."""
+    return tensor <= hardware.link.domain_size
+
+
+def widest(hardware: Hardware) -> int:
+    """Devices of one node: what the link joins, and at least the 8 that a host's PCIe does."""
+    return max(8, hardware.link.domain_size)
+
+
 def check_modelled(model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism) -> None:
     """InputError for whatever of this deployment the cost model does not know."""
     if found := problems(model, hardware, precision, parallelism):
@@ -83,10 +93,10 @@ def _unknown_parts(model: Model) -> list[str]:
 
 
 def _indivisible(model: Model, hardware: Hardware, tensor: int) -> list[str]:
-    if tensor > hardware.link.domain_size > 1:
+    if tensor > widest(hardware):
         return [
-            f"parallelism.tensor: {hardware.link.name} joins {hardware.link.domain_size} of {hardware.name}, and tensor"
-            f" parallelism across nodes is not modelled yet; must be at most that (got {tensor})"
+            f"parallelism.tensor: a node holds {widest(hardware)} of {hardware.name}, and tensor parallelism across"
+            f" nodes is not modelled yet; must be at most that (got {tensor})"
         ]
     widths = {"query heads": set(), "intermediate channels": set()}
     for layer in dict.fromkeys(model.layers):

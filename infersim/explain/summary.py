@@ -82,6 +82,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         return integral / available if available > 0 else None
 
     done = result.requests[result.measured]
+    one_by_one = len(done) and done["arrival"][0] < done["arrival"][-1]  # else waiting is what a closed loop is about
     return {
         "binding": binding.text,
         "binding_constraint": binding.name,
@@ -95,7 +96,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "floor_share_itl": share_of(floors["itl"], metrics["mean_itl_ms"]),
         "floor_share_ttft": share_of(floors["ttft"], metrics["mean_ttft_ms"]),
         "mean_queue_ms": float((done["scheduled"] - done["sent"]).mean()) * 1e3 if len(done) else None,
-        "mean_client_queue_ms": float((done["sent"] - done["arrival"]).mean()) * 1e3 if len(done) else None,
+        "mean_client_queue_ms": float((done["sent"] - done["arrival"]).mean()) * 1e3 if one_by_one else None,
         "num_steps": result.num_steps,
         "mean_tokens_per_step": result.num_scheduled_tokens / result.num_steps if result.num_steps else None,
         "wasted_tokens": result.num_wasted_tokens,

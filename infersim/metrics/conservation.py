@@ -1,6 +1,7 @@
 """What must be true of every run, checked at its end."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,12 +17,12 @@ class ConservationError(RuntimeError):
 
 def check_conservation(result: Result) -> None:
     """ConservationError naming every law that a run breaks: requests, blocks, tokens, time, order, Little."""
-    broken = [law for law in (*_counts(result), *_order(result), *_sums(result)) if law]
+    broken = [*_counts(result), *_order(result), *_sums(result)]
     if broken:
         raise ConservationError("this is a bug in infersim: " + "; ".join(broken))
 
 
-def _counts(result: Result):
+def _counts(result: Result) -> Iterator[str]:
     counts = count(result)
     ends = sum(counts[key] for key in ("completed", "rejected", "timed_out", "lost", "unfinished"))
     if counts["submitted"] != ends:
@@ -44,7 +45,7 @@ def _counts(result: Result):
         yield "there are not as many inter-token gaps as tokens between"
 
 
-def _order(result: Result):
+def _order(result: Result) -> Iterator[str]:
     done = result.requests[result.completed]
     steps = ("arrival", "sent", "scheduled", "first_token", "last_token")
     for before, after in itertools.pairwise(steps):
@@ -56,7 +57,7 @@ def _order(result: Result):
         yield "a request ended after the end of the run"
 
 
-def _sums(result: Result):
+def _sums(result: Result) -> Iterator[str]:
     split = float(result.time_by_resource.sum())
     if (result.time_by_resource < 0).any() or _differ(split, result.busy_time):
         yield f"time by resource adds up to {split} s of {result.busy_time} s busy"

@@ -35,9 +35,8 @@ def judge(result: Result) -> Verdict:
     ended = np.where(result.completed[~rejected], r["last_token"], np.inf)
     until = result.end_time if result.interrupted else np.inf
     verdict = judge_backlog(r["arrival"], ended, _unloaded(result)[~rejected], until)
-    limit = result.scenario.workload.max_concurrency
-    if verdict.state == "saturated" and limit:
-        return replace(verdict, reason=f"{verdict.reason}; the client sends at most {limit} at once")
+    if limit := result.scenario.workload.max_concurrency:
+        return replace(verdict, reason=f"{verdict.reason}; the client has at most {limit} in the system")
     return verdict
 
 
@@ -74,8 +73,8 @@ def judge_backlog(arrival: np.ndarray, ended: np.ndarray, unloaded: np.ndarray, 
     The growth is that of arrivals - completions per second over the second half.
     """
     start, until = (float(arrival[0]), min(until, float(arrival[-1]))) if len(arrival) else (0.0, 0.0)
-    if until - start <= (np.median(unloaded) if len(arrival) else 0.0):
-        return Verdict("stable", 0.0, "a burst: requests arrive within the time that one takes alone")
+    if until - start <= (np.percentile(unloaded, 50) if len(arrival) else 0.0):
+        return Verdict("stable", 0.0, "a burst, without a rate to keep up with")
     edges = np.linspace(start, until, INTERVALS + 1)
     arrived, due, completed = (
         np.searchsorted(np.sort(times), edges, side="right") for times in (arrival, arrival + unloaded, ended)

@@ -1,5 +1,6 @@
 """A scenario: everything that one run needs, read from YAML."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,6 +76,22 @@ def load_scenario(name_or_path: str | Path, overrides: list[str] | tuple[str, ..
     """
     path = find("scenarios", name_or_path)
     return build_scenario(load_yaml(path), str(path), overrides, path)
+
+
+def load_variants(name_or_path: str | Path, variants: Iterable[Sequence[str]]) -> list[Scenario]:
+    """The scenario with each of several lists of overrides, its files read once. InputError: all problems of all."""
+    path = find("scenarios", name_or_path)
+    data, where, problems = load_yaml(path), str(path), []
+    if isinstance(data, dict):
+        for key, load in LOAD.items():
+            if isinstance(data.get(key), str):
+                _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, path)}))
+    scenarios: list[Scenario] = []
+    for overrides in variants:
+        _collect(problems, lambda given=overrides: scenarios.append(build_scenario(data, where, given, path)))
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    return scenarios
 
 
 def build_scenario(
@@ -156,14 +173,3 @@ def _beside(value: Any, file: Path | None) -> Any:
     if isinstance(value, str) and value and file and exists(file.parent / value):
         return str(file.parent / value)
     return value
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a scenario file, for editors."""
-    schema = Scenario.model_json_schema()
-    for key in ("hardware", "workload"):
-        schema["properties"][key] = {
-            "anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{key.capitalize()}"}],
-            "description": Scenario.model_fields[key].description,
-        }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,0 +1,66 @@
+"""Every efficiency is a share, has a source, and says what it is."""
+
+import pytest
+
+from infersim.cost.efficiency import FIGURES, GENERATIONS, LAUNCH, OTHER, efficiency, launch
+from infersim.cost.steptime import provenance
+from infersim.models.catalog import load_model
+from infersim.spec.hardware import OPERATOR_CLASSES, OperatorEfficiency, load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
+from infersim.spec.resources import names
+
+
+@pytest.mark.parametrize("name", names("hardware_profiles"))
+@pytest.mark.parametrize("operator_class", OPERATOR_CLASSES)
+def test_every_profile_has_every_efficiency(name, operator_class):
+    found = efficiency(load_hardware(name), operator_class, "bf16")
+    assert 0 < found.bandwidth <= 1
+    assert 0 < found.flops <= 1
+    assert 0 <= found.fixed < 2e-5
+    assert found.knee >= 1
+    assert len(found.source) > 20
+    assert (found.provenance == "published") == (name in FIGURES[operator_class])
+
+
+def test_a_device_without_figures_takes_its_generations_and_says_so():
+    found = efficiency(load_hardware("h100-nvl"), "gemm", "bf16")
+    assert found.provenance == "assumed"
+    assert found.source.startswith("as h100-sxm in bf16: ")
+    assert found.flops == efficiency(load_hardware("h100-sxm"), "gemm", "bf16").flops
+    new = load_hardware("h100-sxm").model_copy(update={"name": "new", "generation": "unheard-of"})
+    assert efficiency(new, "gemm", "bf16").provenance == "assumed"
+
+
+def test_another_dtype_is_an_assumption():
+    assert efficiency(load_hardware("h100-sxm"), "gemm", "fp32").provenance == "assumed"
+
+
+def test_the_profile_comes_first():
+    mine = OperatorEfficiency(bandwidth=0.5, flops=0.5, fixed=1e-6, knee=2, provenance="measured", source="here")
+    finer = mine.model_copy(update={"flops": 0.4})
+    device = load_hardware("h100-sxm").model_copy(update={"efficiency": {"gemm": mine, "gemm.bf16": finer}})
+    assert efficiency(device, "gemm", "bf16") is finer
+    assert efficiency(device, "gemm", "fp16") is mine
+    assert efficiency(device, "elementwise", "bf16").provenance != "measured"
+
+
+def test_every_chain_ends_at_a_figure():
+    for chain in (*GENERATIONS.values(), ()):
+        for table in (*FIGURES.values(), LAUNCH):
+            assert any(name in table for name in (*chain, *OTHER))
+
+
+def test_a_graph_launches_faster():
+    for name in names("hardware_profiles"):
+        times = launch(load_hardware(name))
+        assert 0 < times.graph < times.eager
+
+
+def test_provenance_lists_what_a_price_rests_on():
+    deployed = (load_model("Llama-3.1-8B"), load_hardware("h100-sxm"), Precision(), Parallelism(tensor=2))
+    rows = provenance(*deployed)
+    assert {row["operator"] for row in rows} == {*OPERATOR_CLASSES, "launch"}
+    keys = {"operator", "dtype", "bandwidth", "flops", "fixed", "knee", "provenance", "source"}
+    assert all(set(row) == keys for row in rows)
+    assert "collective" not in {row["operator"] for row in provenance(*deployed[:3], Parallelism())}

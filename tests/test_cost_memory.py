@@ -1,0 +1,195 @@
+"""KV blocks against what vLLM logged, and the refusals that it makes."""
+
+import math
+
+import pytest
+
+from infersim.cost.memory import GIB, KVGroup, longest_sequence, memory_waterfall, weight_bytes
+from infersim.models.catalog import load_model
+from infersim.spec.engine import Engine, resolve
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
+
+
+def waterfall(model, hardware, tensor=1, preset="vllm-0.19", precision=None, **engine):
+    model, hardware = load_model(model), hardware if not isinstance(hardware, str) else load_hardware(hardware)
+    knobs = resolve(Engine(preset=preset, **engine), hardware, model.max_position_embeddings)
+    return memory_waterfall(model, hardware, precision or Precision(), Parallelism(tensor=tensor), knobs)
+
+
+BUDGET_2048 = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 2048, "max_num_seqs": 256}
+RTX_4090 = {**BUDGET_2048, "max_model_len": 32768}
+
+
+def test_rtx_4090_has_2588_blocks():
+    """vLLM 0.19, Llama-3.1-8B (LLMServingSim's log): within 3 % with what recent drivers report as total memory."""
+    assert waterfall("Llama-3.1-8B", "rtx-4090", **RTX_4090).num_gpu_blocks == pytest.approx(2588, rel=0.03)
+
+
+def test_rtx_4090_has_2588_blocks_with_the_total_of_older_drivers():
+    """23.64 GiB, as driver 550 and before report: within 0.5 %."""
+    card = load_hardware("rtx-4090").model_copy(update={"memory_usable": 23.64 * GIB})
+    assert waterfall("Llama-3.1-8B", card, **RTX_4090).num_gpu_blocks == pytest.approx(2588, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "tensor", "preset", "tokens", "sequences", "blocks"),
+    [
+        ("Qwen2.5-7B", "h100-sxm", 1, "vllm-0.15", 2048, 128, 65352),
+        ("Llama-3.1-70B", "h100-sxm", 4, "vllm-0.15", 2048, 128, 30425),
+        ("Llama-3.1-70B", "h100-sxm", 4, "vllm-0.15", 8192, 128, 30251),
+        # start-up log of vLLM 0.31 with server defaults: "GPU KV cache size: 460,496 tokens"
+        ("Llama-3.1-8B", "a100-sxm-80gb", 1, "vllm-0.33", None, None, 28781),
+    ],
+)
+def test_blocks_that_vllm_logged(model, hardware, tensor, preset, tokens, sequences, blocks):
+    memory = waterfall(model, hardware, tensor, preset, max_num_batched_tokens=tokens, max_num_seqs=sequences)
+    assert memory.num_gpu_blocks == pytest.approx(blocks, rel=0.015)
+
+
+def test_terms_that_vllm_logged():
+    """Llama-3.1-8B: 14.99 GiB of weights (14.96 and a rotary table), 1.2 GiB of activations with 256 sequences."""
+    memory = waterfall("Llama-3.1-8B", "h100-sxm", **BUDGET_2048)
+    assert memory.weights_bytes / GIB == pytest.approx(14.9889, abs=0.0005)
+    assert memory.activation_bytes / GIB == pytest.approx(1.2, abs=0.04)
+    assert memory.activation_terms["sorted logits"] == 256 * 128256 * 4
+
+
+def test_the_waterfall_adds_up():
+    for preset in ("vllm-0.11", "vllm-0.33"):
+        memory = waterfall("Llama-3.1-8B", "h100-sxm", preset=preset)
+        spent = memory.weights_bytes + memory.activation_bytes + memory.cuda_graph_bytes + memory.overhead_bytes
+        assert 0 <= memory.usable_bytes - spent - memory.kv_bytes < memory.block_bytes
+        assert memory.kv_bytes == memory.num_gpu_blocks * memory.block_bytes
+        assert memory.block_bytes == 16 * 131072 == 16 * memory.kv_bytes_per_token
+        assert memory.activation_bytes == sum(memory.activation_terms.values())
+        assert (memory.cuda_graph_bytes > 0) == (preset == "vllm-0.33")
+        assert memory.max_concurrency == memory.num_gpu_blocks / (131072 / 16)
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen2.5-7B", "Gemma-2-9B", "OPT-6.7B", "GPT-2-XL"])
+def test_weights_of_one_rank_are_the_models(name):
+    """Parameters times their bytes, a padded vocabulary, and the rotary table."""
+    model = load_model(name)
+    padding = (-model.vocab_size % 64) * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    attention = model.layers[0].attention
+    rotary = model.max_position_embeddings * attention.head_dim * attention.rope
+    assert weight_bytes(model, Precision()) == 2 * (model.num_params + padding + rotary)
+
+
+def test_weights_of_ranks():
+    """Eight ranks hold the matrices once, and norms and rotary table eight times."""
+    model = load_model("Llama-3.1-70B")
+    norms = 161 * model.hidden_size
+    copied = 7 * 2 * (norms + model.max_position_embeddings * 128)
+    assert weight_bytes(model, Precision(), 8) * 8 - weight_bytes(model, Precision()) == pytest.approx(copied, rel=1e-3)
+
+
+def test_a_fp8_cache_holds_twice_the_blocks():
+    full, half = (
+        waterfall("Llama-3.1-8B", "h100-sxm", precision=Precision(kv_cache=dtype)).num_gpu_blocks
+        for dtype in ("bf16", "fp8")
+    )
+    assert half in (2 * full, 2 * full + 1)
+
+
+def test_key_heads_copied_to_ranks_take_their_memory_on_each():
+    """Qwen2.5-7B has 4 key heads, Qwen2.5-3B has 2."""
+    divided = [waterfall("Qwen2.5-7B", "h100-sxm", tensor).kv_bytes_per_token for tensor in (1, 2, 4)]
+    assert divided == [57344, 28672, 14336]
+    copied = [waterfall("Qwen2.5-3B", "h100-sxm", tensor).kv_bytes_per_token for tensor in (2, 4, 8)]
+    assert len(set(copied)) == 1
+
+
+def test_windows_have_block_tables_of_their_own():
+    """Gemma-3-27B: 10 full and 52 window layers, in tables of 10 layers: 1 full table and 6 with a window."""
+    memory = waterfall("Gemma-3-27B", "h100-sxm", max_model_len=32768)
+    assert {(group.window, group.tables) for group in memory.kv_groups} == {(0, 1), (1024, 6)}
+    assert memory.layers_per_table == 10
+    assert memory.block_bytes == 10 * 16 * 2 * 16 * 128 * 2
+    assert waterfall("Mistral-7B-v0.1", "h100-sxm").kv_groups == (KVGroup(4096, 1),)
+    assert waterfall("Llama-3.1-8B", "h100-sxm").kv_groups == (KVGroup(0, 1),)
+
+
+def test_a_number_of_blocks_can_be_given():
+    memory = waterfall("Llama-3.1-8B", "h100-sxm", num_gpu_blocks_override=1000, max_model_len=999 * 16)
+    assert memory.num_gpu_blocks == 1000
+    assert memory.kv_bytes == 1000 * 2 * 2**20
+    with pytest.raises(InputError, match="must be at most 15984"):
+        waterfall("Llama-3.1-8B", "h100-sxm", num_gpu_blocks_override=1000)
+
+
+@pytest.mark.parametrize(
+    ("deployed", "said"),
+    [
+        (
+            ("Llama-3.1-70B", "h100-sxm"),
+            ["does not fit h100-sxm", "weights 131.45 GiB", "parallelism.tensor 4 would fit"],
+        ),
+        (("Llama-3.1-405B", "rtx-4090"), ["does not fit rtx-4090", "more or larger GPUs, or a smaller model"]),
+        (("Llama-3.1-8B", "rtx-4090"), ["engine.max_model_len: one sequence of 131072", "4.93 GiB", "at most 40"]),
+        (("Llama-3.1-8B", "a10"), ["engine.max_model_len", "must be at most"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_remedy(deployed, said):
+    with pytest.raises(InputError) as error:
+        waterfall(*deployed)
+    (line,) = error.value.problems
+    for part in said:
+        assert part in line
+
+
+def test_the_remedy_is_true():
+    """The longest max_model_len that the error names is accepted; one token more is not."""
+    with pytest.raises(InputError) as error:
+        waterfall("Llama-3.1-8B", "rtx-4090")
+    longest = int(str(error.value).rsplit(" ", 1)[1])
+    memory = waterfall("Llama-3.1-8B", "rtx-4090", max_model_len=longest)
+    assert longest == (memory.num_gpu_blocks - 1) * 16  # one block is vLLM's null block
+    with pytest.raises(InputError):
+        waterfall("Llama-3.1-8B", "rtx-4090", max_model_len=longest + 1)
+    assert waterfall("Llama-3.1-70B", "h100-sxm", 4).num_gpu_blocks > 0
+
+
+def test_the_longest_sequence():
+    """What fits is the model's; what does not is shortened; what never fits is refused as the waterfall refuses it."""
+    card = load_hardware("rtx-4090")
+
+    def longest(name):
+        model = load_model(name)
+        engine = resolve(Engine(preset="vllm-0.19"), card, model.max_position_embeddings)
+        return longest_sequence(model, card, Precision(), Parallelism(), engine)
+
+    assert longest("Llama-2-7B") == 4096
+    memory = waterfall("Llama-3.1-8B", "rtx-4090", max_model_len=longest("Llama-3.1-8B"))
+    assert longest("Llama-3.1-8B") == (memory.num_gpu_blocks - 1) * 16
+    with pytest.raises(InputError, match="does not fit rtx-4090"):
+        longest("Llama-3.1-70B")
+
+
+def test_more_memory_or_utilisation_never_means_fewer_blocks():
+    card = load_hardware("h100-sxm")
+    blocks = [waterfall("Llama-3.1-8B", card, gpu_memory_utilization=share, max_model_len=4096).num_gpu_blocks
+              for share in (0.5, 0.7, 0.9, 1.0)]  # fmt: skip
+    assert blocks == sorted(blocks)
+    larger = card.model_copy(update={"memory_usable": card.memory_usable * 1.5})
+    assert waterfall("Llama-3.1-8B", larger).num_gpu_blocks > blocks[2]
+
+
+def test_larger_budgets_take_from_the_cache():
+    """The sampler's peak grows with max_num_seqs, the MLP's with max_num_batched_tokens."""
+    few, many = (waterfall("Llama-3.1-8B", "h100-sxm", max_num_seqs=n) for n in (64, 1024))
+    assert many.activation_bytes > few.activation_bytes
+    assert many.num_gpu_blocks < few.num_gpu_blocks
+    deep = waterfall("Llama-3.1-8B", "h100-sxm", max_num_seqs=64, max_num_batched_tokens=65536)
+    per_token = 2 * (4096 + 2 * 14336 + 14336)
+    assert deep.activation_bytes == 65536 * per_token
+    assert "gate_up_proj" in deep.activation_terms
+
+
+def test_memory_is_described_per_gpu():
+    memory = waterfall("Llama-3.1-70B", "h100-sxm", 4)
+    assert memory.kv_bytes_per_token == 2 * 80 * 2 * 128 * 2
+    assert memory.usable_bytes == math.ceil(load_hardware("h100-sxm").memory_usable * 0.9)

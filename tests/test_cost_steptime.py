@@ -1,0 +1,251 @@
+"""The engine's tables price any batch as summing its operators does, and never beat physics."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sums
+from infersim.cost.operators import evaluate, forward_pass
+from infersim.cost.roofline import add_time, rate, zero_split
+from infersim.cost.steptime import capture_sizes, compile_step_cost, padded_tokens, provenance
+from infersim.engine.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
+from infersim.models.catalog import load_model
+from infersim.spec.engine import Engine, resolve
+from infersim.spec.hardware import load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
+
+
+def deployment(model, hardware, tensor=1, preset="vllm-0.19", **engine):
+    model, hardware = load_model(model), load_hardware(hardware)
+    knobs = resolve(Engine(preset=preset, **engine), hardware, model.max_position_embeddings)
+    return model, hardware, Precision(), Parallelism(tensor=tensor), knobs
+
+
+def batch_sums(batch, window):
+    """The sums of one step by their definition, query by query. batch: [(computed tokens, new tokens)]."""
+    sums = {"step": 1, "tokens": sum(n for _, n in batch), "sequences": len(batch), "decodes": 0, "decode_keys": 0,
+            "prefill_tokens": 0, "prefill_keys": 0, "prefill_pairs": 0, "query_tiles": 0}  # fmt: skip
+    for start, n in batch:
+        visible = np.arange(start + 1, start + n + 1)  # keys that each query sees
+        first = np.arange(start, start + n) * 0
+        if window:
+            first = np.maximum(np.arange(start, start + n) - window + 1, 0)
+            visible = np.minimum(visible, window)
+        if n == 1:
+            sums["decodes"] += 1
+            sums["decode_keys"] += int(visible[0])
+        else:
+            sums["prefill_tokens"] += n
+            sums["prefill_keys"] += start + n - int(first[0])
+            sums["prefill_pairs"] += int(visible.sum())
+            sums["query_tiles"] += math.ceil(n / QUERY_TILE)
+    return sums
+
+
+def random_batches(count, seed, most_tokens, most_sequences):
+    draw = np.random.default_rng(seed)
+    for _ in range(count):
+        batch, tokens = [], 0
+        for _ in range(draw.integers(1, most_sequences)):
+            start = int(draw.lognormal(6, 1.5)) if draw.random() < 0.9 else 0
+            n = 1 if draw.random() < 0.8 else int(draw.integers(2, 600))
+            if tokens + n > most_tokens:
+                break
+            batch.append((start, n))
+            tokens += n
+        yield batch
+
+
+def summed_operators(speeds, padded, sums_by_window):
+    """Seconds of a step, operator by operator: count x (fixed + soft maximum of bytes and FLOPs)."""
+    total = 0.0
+    for operator, speed, extra in speeds:
+        sums = dict(sums_by_window[operator.window])
+        if not sums[operator.per]:
+            continue
+        if operator.per == "tokens":
+            sums["tokens"] = padded
+            if padded <= 512:
+                extra = 0.0
+        moved = sum(evaluate(a, sums) for a in (operator.weights, operator.kv, operator.activations, operator.wire))
+        a, b = moved * speed.per_byte, evaluate(operator.flops, sums) * speed.per_flop
+        if operator.per == "prefill_tokens":
+            beyond = operator.flops["prefill_pairs"] * QUERY_TILE * speed.tile_keys * sums["query_tiles"]
+            b += beyond * speed.per_flop
+        soft = (a + b + math.sqrt((a - b) ** 2 + 4 * speed.softness * a * b)) / 2
+        total += operator.count * (speed.fixed + extra + soft)
+    return total
+
+
+def price(cost, batch, sums_by_window):
+    """The step from the tables, with the closed form of attention that state.ATTENTION_PRICE states."""
+
+    def soft(a, b, s):
+        return (a + b + math.sqrt((a - b) ** 2 + 4 * s * a * b)) / 2
+
+    total = cost.linear[sum(n for _, n in batch)].sum() + cost.head[len(batch)].sum()
+    for row in cost.attention:
+        s = sums_by_window[int(row["window"])]
+        if s["decodes"]:
+            memory = row["decode_kv"] * s["decode_keys"] + row["decode_activations"] * s["decodes"]
+            total += row["decode_fixed"]
+            total += soft(memory, row["decode_compute"] * s["decode_keys"], row["decode_softness"])
+        if s["prefill_tokens"]:
+            memory = row["prefill_kv"] * s["prefill_keys"] + row["prefill_activations"] * s["prefill_tokens"]
+            compute = row["prefill_compute"] * s["prefill_pairs"] + row["prefill_tile"] * s["query_tiles"]
+            total += row["prefill_fixed"] + soft(memory, compute, row["prefill_softness"])
+    return total
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "tensor", "count"),
+    [("Llama-3.1-8B", "h100-sxm", 1, 4000), ("Gemma-3-4B", "l40s", 2, 3000), ("Gemma-2-9B", "a100-sxm-80gb", 1, 3000)],
+)
+def test_tables_agree_with_summing_the_operators(model, hardware, tensor, count):
+    """10,000 random mixed batches, with windows and with tensor parallelism, to 0.5 %."""
+    deployed = deployment(model, hardware, tensor, max_num_batched_tokens=2048, max_num_seqs=256)
+    model, hardware, precision, _, engine = deployed
+    cost = compile_step_cost(*deployed)
+    outside = provenance(*deployed[:4])[-1]["fixed"]
+    speeds = [
+        (op, rate(hardware, op, tensor), 0.0 if op.wire or op.per not in ("tokens", "sequences") else outside)
+        for op in forward_pass(model, precision, tensor)
+    ]
+    padded = padded_tokens(engine)[0]
+    windows = {layer.attention.window for layer in model.layers} | {0}
+    for batch in random_batches(count, 1, engine.max_num_batched_tokens, engine.max_num_seqs):
+        sums = {window: batch_sums(batch, window) for window in windows}
+        direct = summed_operators(speeds, int(padded[sums[0]["tokens"]]), sums)
+        assert price(cost, batch, sums) == pytest.approx(direct, rel=0.005)
+
+
+def test_the_parts_are_the_whole():
+    """The split of an operator adds up to its time, whichever side binds."""
+    model, hardware, precision, _, _ = deployment("Llama-3.1-70B", "h100-sxm", 4)
+    sums = batch_sums([(0, 700), (3000, 1), (10, 1)], 0)
+    for operator in forward_pass(model, precision, 4):
+        speed, split = rate(hardware, operator, 4), zero_split(1)
+        add_time(split, operator, speed, sums)
+        assert split.sum() == pytest.approx(summed_operators([(operator, speed, 0.0)], 702, {operator.window: sums}))
+        assert (split >= 0).all()
+        assert split[0, [HOST, DRAFT]].sum() == 0
+        assert (split[0, COLLECTIVES] > 0) == (operator.operator_class == "collective")
+
+
+def test_what_binds_a_step():
+    """A decode step is weights, a long prefill is compute, long contexts are KV (the notes' law)."""
+    cost = compile_step_cost(*deployment("Llama-3.1-70B", "h100-sxm", 8))
+    assert cost.linear[1].argmax() == WEIGHTS
+    assert cost.linear[8192].argmax() == COMPUTE
+    (row,) = cost.attention
+    assert row["decode_kv"] > 10 * row["decode_compute"]
+    assert cost.linear[1, KV] < 0.01 * cost.linear[1, WEIGHTS]
+
+
+MACHINES = ["a100-sxm-80gb", "h100-sxm", "h100-pcie", "h200-sxm", "b200-sxm", "l40s", "rtx-4090", "mi300x", "tpu-v6e"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hardware=st.sampled_from(MACHINES),
+    model=st.sampled_from(["Llama-3.1-8B", "Qwen3-0.6B", "Gemma-2-9B", "OPT-6.7B", "GPT-2"]),
+    context=st.integers(0, 900),
+    prompt=st.integers(2, 1000),
+)
+def test_no_step_is_faster_than_physics(hardware, model, context, prompt):
+    """Bytes at peak bandwidth, FLOPs at peak rate: neither a decode nor a prefill step beats them."""
+    deployed = deployment(model, hardware, max_num_batched_tokens=2048, max_num_seqs=64)
+    cost = compile_step_cost(*deployed)
+    windows = {layer.attention.window for layer in deployed[0].layers}
+    decode = price(cost, [(context, 1)], {w: batch_sums([(context, 1)], w) for w in windows})
+    prefill = price(cost, [(0, prompt)], {w: batch_sums([(0, prompt)], w) for w in windows})
+    assert decode > floor_itl(*deployed[:4], context)
+    assert prefill > floor_ttft(*deployed[:4], prompt)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    hardware=st.sampled_from(MACHINES),
+    change=st.sampled_from(["memory_bandwidth", "flops"]),
+    factor=st.floats(1.0, 4.0),
+)
+def test_a_better_device_is_never_slower(hardware, change, factor):
+    model, device, *rest = deployment("Llama-3.1-8B", hardware, max_num_batched_tokens=1024, max_num_seqs=64)
+    value = getattr(device, change)
+    better = {key: v * factor for key, v in value.items()} if isinstance(value, dict) else value * factor
+    before = compile_step_cost(model, device, *rest)
+    after = compile_step_cost(model, device.model_copy(update={change: better}), *rest)
+    assert (after.linear.sum(1) <= before.linear.sum(1) * (1 + 1e-12)).all()
+    assert (after.head.sum(1) <= before.head.sum(1) * (1 + 1e-12)).all()
+    for name in before.attention.dtype.names:
+        assert (after.attention[name] <= before.attention[name] * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("hardware", MACHINES)
+def test_more_work_takes_longer(hardware):
+    cost = compile_step_cost(*deployment("Llama-3.1-8B", hardware, max_num_batched_tokens=4096, max_num_seqs=256))
+    for table in (cost.linear, cost.head):
+        assert not table[0].any()
+        assert (np.diff(table.sum(1)) >= -1e-15).all()
+        assert np.isfinite(table).all()
+        assert (table >= 0).all()
+
+
+def test_graphs_pad_and_launch_cheaply():
+    """Up to the largest captured size a step computes the next size up, and its kernels start faster."""
+    deployed = deployment("Llama-3.1-8B", "h100-sxm", max_num_batched_tokens=2048, max_num_seqs=256)
+    linear = compile_step_cost(*deployed).linear
+    assert (linear[9] == linear[16]).all()
+    assert (linear[257] == linear[272]).all()
+    assert linear[272].sum() < linear[273].sum()
+    assert linear[513, LAUNCH] > 1.5 * linear[512, LAUNCH]
+    assert linear[513].sum() < linear[514].sum()
+
+
+@pytest.mark.parametrize(
+    ("preset", "most", "sizes", "last"),
+    [("vllm-0.11", 256, 67, 512), ("vllm-0.33", 256, 51, 512), ("vllm-0.33", 2, 3, 4), ("vllm-0.33", 100, 28, 200)],
+)
+def test_capture_sizes(preset, most, sizes, last):
+    """0.10.2 logs 67 sizes, later versions 51; the largest is twice max_num_seqs, 512 at most."""
+    engine = deployment("Llama-3.1-8B", "h100-sxm", preset=preset, max_num_seqs=most)[-1]
+    assert len(capture_sizes(engine)) == sizes
+    assert capture_sizes(engine)[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "tensor"), [("Llama-3.1-405B", "b200-sxm", 8), ("Gemma-3-27B", "b200-sxm", 2)]
+)
+def test_compiles_in_50_ms(model, hardware, tensor):
+    deployed = deployment(model, hardware, tensor, "vllm-0.33")
+    assert deployed[-1].max_num_batched_tokens == 16384
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        compile_step_cost(*deployed)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.05
+
+
+def test_tensor_parallelism_over_pcie_pays_for_its_ring():
+    """Four ranks over PCIe spend more on collectives than four over NVLink, and more than two do."""
+
+    def collectives(hardware, tensor):
+        return compile_step_cost(*deployment("Llama-3.1-8B", hardware, tensor, max_num_seqs=64)).linear[1, COLLECTIVES]
+
+    assert collectives("l40s", 4) > collectives("l40s", 2) > 0
+    assert collectives("l40s", 4) > collectives("h100-sxm", 4)
+    assert collectives("l40s", 1) == 0
+    assert collectives("h100-nvl", 4) > 2 * collectives("h100-nvl", 2)  # a bridge joins two
+
+
+def test_sums_of_floors_are_those_of_a_batch():
+    for window in (0, 300):
+        batch = batch_sums([(0, 1000)], window)
+        assert prefill_sums(1000)(window)["prefill_pairs"] == batch["prefill_pairs"]
+        assert decode_sums(1000)(window)["decode_keys"] == batch_sums([(999, 1)], window)["decode_keys"]
