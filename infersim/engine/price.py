@@ -12,7 +12,7 @@ class StepCost:
     linear: f8[max_num_batched_tokens + 1, 8], by number of new tokens in the step, exact at every integer (graph
         padding and wave steps included); row 0 is zero.
     head: f8[max_num_seqs + 1, 8], by number of scheduled sequences (vLLM V1 computes logits for the last position of
-        every scheduled sequence, partial prefills included); row 0 is zero.
+        every scheduled sequence, partial prefills included) and of the drafts that it verifies; row 0 is zero.
     attention: engine.state.ATTENTION_PRICE[k], 1 <= k <= 4, one row per attention kind.
     issue_share: share of a step's latency after which the next step may start on the device: 1 without pipeline
         stages, else the slowest stage's share of all stages.
@@ -22,3 +22,23 @@ class StepCost:
     head: np.ndarray
     attention: np.ndarray
     issue_share: float = 1.0
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """Seconds that drafting adds to a step on one rank, after the target's pass.
+
+    first: f8[max_num_batched_tokens + 1], a pass over the step's own tokens, by their number (zeros if there is none).
+    once: f8[max_num_seqs + 1], what else comes once, by sequences that draft.
+    following: f8[max_num_seqs + 1], each further pass.
+    attention: engine.state.ATTENTION_PRICE[k], k may be 0: of the drafter's own layers.
+    passes: i4[most drafts + 1], further passes, by the number of drafts of a sequence.
+    first_attends: whether the pass over the step's own tokens exists.
+    """
+
+    first: np.ndarray
+    once: np.ndarray
+    following: np.ndarray
+    attention: np.ndarray
+    passes: np.ndarray
+    first_attends: bool = False
