@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "infersim"
-ROOMS = {"spec", "models", "cost", "engine", "workload", "metrics", "explain", "report", "reproduce", "cli"}
+ROOMS = {"spec", "models", "cost", "engine", "workload", "metrics", "explain", "planning", "report", "reproduce", "cli"}
 ALLOWED = {
     "spec": set(),
     "models": {"spec"},
@@ -17,6 +17,7 @@ ALLOWED = {
     "workload": {"spec"},
     "metrics": {"spec", "engine", "cost"},
     "explain": {"spec", "engine", "cost", "metrics"},
+    "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
     "reproduce": ROOMS - {"cli"},
     "cli": ROOMS,

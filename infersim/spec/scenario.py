@@ -1,5 +1,6 @@
 """A scenario: everything that one run needs, read from YAML."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,6 +71,22 @@ def load_scenario(name_or_path: str | Path, overrides: list[str] | tuple[str, ..
     """
     path = find("scenarios", name_or_path)
     return build_scenario(load_yaml(path), str(path), overrides, path)
+
+
+def load_variants(name_or_path: str | Path, variants: Iterable[Sequence[str]]) -> list[Scenario]:
+    """The scenario with each of several lists of overrides, its files read once. InputError: all problems of all."""
+    path = find("scenarios", name_or_path)
+    data, where, problems = load_yaml(path), str(path), []
+    if isinstance(data, dict):
+        for key, load in LOAD.items():
+            if isinstance(data.get(key), str):
+                _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, path)}))
+    scenarios: list[Scenario] = []
+    for overrides in variants:
+        _collect(problems, lambda given=overrides: scenarios.append(build_scenario(data, where, given, path)))
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    return scenarios
 
 
 def build_scenario(
