@@ -86,3 +86,8 @@ def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
     names = ("model", "hardware", "precision", "parallelism", "engine")
     own = (getattr(kind, name) for name in names)
     return deploy(*(getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True)))
+
+
+def deployment_of(scenario: Scenario) -> Deployment:
+    """The replica that a scenario describes; of several kinds the first."""
+    return deployments_of(scenario)[0][0]

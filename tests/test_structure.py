@@ -8,13 +8,27 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "infersim"
-ROOMS = {"spec", "models", "cost", "engine", "workload", "metrics", "explain", "planning", "report", "reproduce", "cli"}
+ROOMS = {
+    "spec",
+    "models",
+    "cost",
+    "engine",
+    "workload",
+    "cluster",
+    "metrics",
+    "explain",
+    "planning",
+    "report",
+    "reproduce",
+    "cli",
+}
 ALLOWED = {
     "spec": set(),
     "models": {"spec"},
     "cost": {"spec", "models", "engine"},  # of engine only the tables that it fills: price and state
     "engine": set(),
     "workload": {"spec"},
+    "cluster": {"spec", "engine", "workload"},
     "metrics": {"spec", "engine", "cost"},
     "explain": {"spec", "engine", "cost", "metrics"},
     "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run

@@ -33,7 +33,7 @@ class PrefixTree:
 
 
 class PrefixIndex:
-    """Which replica was sent which prefix, as a router remembers it: LRU over the tokens that a replica's KV pool holds.
+    """Which replica was sent which prefix, as a router remembers it: LRU over as many tokens as its KV pool holds.
 
     The replicas may have evicted it since: that is what makes the index approximate.
     """
