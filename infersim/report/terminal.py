@@ -49,7 +49,9 @@ def _head(document: dict) -> list[Line]:
     growth = f", backlog grows by {verdict['backlog_per_s']:.3g} requests/s" if verdict["backlog_per_s"] else ""
     if document["interrupted"]:
         state = f"INTERRUPTED, {verdict['state']} so far"
-    lines = [("head", title), ("good" if state == "STABLE" else "bad", f"{state}{growth}: {verdict['reason']}")]
+    mood = "good" if state == "STABLE" else "bad"
+    lines = [("head", title[:WIDTH])]
+    lines += [(mood, line) for line in textwrap.wrap(f"{state}{growth}: {verdict['reason']}", WIDTH)]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
     parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
     parts += [f"{counts['preemptions']:,} preemptions"] if counts["preemptions"] else []
@@ -140,7 +142,7 @@ def _memory(memory: dict, engine: dict) -> list[Line]:
     total = f"{memory['total_bytes'] / GIB:.1f} GiB x {engine['gpu_memory_utilization']:g}"
     blocks = (
         f"{memory['num_gpu_blocks']:,} KV blocks of {memory['block_size']} tokens x"
-        f" {memory['kv_bytes_per_token']:,.0f} B: {memory['max_concurrency']:.3g} sequences of"
+        f" {memory['kv_bytes_per_token']:,.0f} B: {_number(memory['max_concurrency'])} sequences of"
         f" {engine['max_model_len']:,} tokens"
     )
     return _field("memory", [f"{total}: {', '.join(parts)}", blocks])
