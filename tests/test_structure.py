@@ -16,7 +16,7 @@ ALLOWED = {
     "engine": set(),
     "workload": {"spec"},
     "metrics": {"spec", "engine", "cost"},
-    "explain": {"spec", "engine", "cost", "metrics"},
+    "explain": {"spec", "models", "engine", "cost", "metrics"},
     "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
     "reproduce": ROOMS - {"cli"},
