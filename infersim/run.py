@@ -14,6 +14,7 @@ from .metrics.result import Result
 from .metrics.warmup import check_warmup, warmup_time
 from .spec.errors import InputError
 from .spec.scenario import Scenario
+from .spec.workload import Workload
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
 
@@ -40,6 +41,11 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
         if results[-1].interrupted:
             break
     return results
+
+
+def is_drawn(workload: Workload) -> bool:
+    """Whether anything in the workload depends on the seed. InputError for a trace that cannot be read."""
+    return not _same(*(build_requests(workload, seed, Path()) for seed in (0, 1)))
 
 
 def _same(one: Requests, other: Requests) -> bool:

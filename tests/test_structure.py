@@ -30,7 +30,7 @@ ALLOWED = {
     "workload": {"spec"},
     "cluster": {"spec", "engine", "workload"},
     "metrics": {"spec", "engine", "cost"},
-    "explain": {"spec", "engine", "cost", "metrics"},
+    "explain": {"spec", "models", "engine", "cost", "metrics"},
     "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
     "reproduce": ROOMS - {"cli"},
