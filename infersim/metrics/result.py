@@ -7,6 +7,8 @@ import numpy as np
 
 from infersim.engine.state import COMPLETED, REJECTED, REJECTION_REASONS
 
+from .replicas import Replicas
+
 if TYPE_CHECKING:
     import pandas
 
@@ -56,6 +58,11 @@ class Result:
     """itl, ttft: s, what no software on this device can be faster than"""
     provenance: list[dict[str, Any]]
     """one row per operator class and dtype: its efficiencies, where they come from and who says so"""
+    replicas: Replicas
+    route: dict[str, Any]
+    """how requests found their replica, JSON-ready"""
+    tenant: np.ndarray | None = None
+    """i2[n]: the tenant of each request, by its place in the workload"""
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken"""
     warmup: float = 0.0
@@ -101,6 +108,7 @@ class Result:
             "output_tokens": outputs,
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
+            **({} if self.tenant is None else {"tenant": np.array(list(self.scenario.workload.tenants))[self.tenant]}),
             "ttft_ms": (first - sent) * 1e3,
             "tpot_ms": (last - first) * done * 1e3 / np.where(outputs > 1, outputs - 1, np.nan),
             "e2el_ms": (last - sent) * done * 1e3,
