@@ -32,7 +32,7 @@ ALLOWED = {
     "cluster": {"spec", "engine", "workload"},
     "metrics": {"spec", "engine", "cost"},
     "explain": {"spec", "models", "engine", "cost", "metrics"},
-    "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run
+    "planning": {"spec", "models", "cost", "engine", "workload", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
     "calibration": ROOMS - {"cli"},
     "reproduce": ROOMS - {"cli"},
