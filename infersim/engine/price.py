@@ -42,3 +42,19 @@ class DraftCost:
     attention: np.ndarray
     passes: np.ndarray
     first_attends: bool = False
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Seconds by number of sequences, and where tokens leave.
+
+    segments: f8[exits + 1, batch + 1], layers between exits, the LM head in the last; heads: f8[exits, batch + 1], the
+    exit's own head; backfill: f8[exits], per token that leaves there, for the keys and values of the layers it skips;
+    shares: f8[exits + 1], of tokens by exit, the last one is full depth; per_request: each sequence keeps one exit.
+    """
+
+    segments: np.ndarray
+    heads: np.ndarray
+    backfill: np.ndarray
+    shares: np.ndarray
+    per_request: bool = False

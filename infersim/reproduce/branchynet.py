@@ -1,6 +1,7 @@
 """BranchyNet: Teerapittayanon, McDanel and Kung 2016 (arXiv 1709.01686)."""
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,17 +41,30 @@ def _more_leave_at_a_higher_threshold() -> float:
     unsure = entropy(p / p.sum(axis=1, keepdims=True))
     shares = [(unsure < threshold).mean() for threshold in (0.0001, 0.025, 0.05, 0.2, 0.3, 1.0, np.log(10) + 1e-9)]
     surer = [p[unsure < t].max(axis=1).mean() for t in (0.025, 0.3)]
-    return share_holding([*(a <= b for a, b in zip(shares[:-1], shares[1:], strict=True)), shares[-1] == 1, *surer])
+    return share_holding([*(a <= b for a, b in pairwise(shares)), shares[-1] == 1, *surer])
 
 
 def claims() -> tuple[Claim, ...]:
     rows = [
-        relation("branchy.entropy", SOURCE, _more_leave_at_a_higher_threshold,
-                 "an input leaves where the entropy of the branch's softmax is below the threshold")
-    ]  # fmt: skip
+        relation(
+            "branchy.entropy",
+            SOURCE,
+            _more_leave_at_a_higher_threshold,
+            "an input leaves where the entropy of the branch's softmax is below the threshold",
+        )
+    ]
     for network, device, plain, branched, gain, shares in TABLE_1:
         first = first_exit_cost(plain, branched, shares)
         note = f"{plain} ms over {branched} ms; the mixture then puts the first exit at {first / plain:.0%} of the cost"
-        rows.append(Claim(f"branchy.tab1.B-{network}.{device}", SOURCE, gain, "x speed", CLOSED_FORM,
-                          partial(lambda a, b: a / b, plain, branched), note))  # fmt: skip
+        rows.append(
+            Claim(
+                f"branchy.tab1.B-{network}.{device}",
+                SOURCE,
+                gain,
+                "x speed",
+                CLOSED_FORM,
+                partial(lambda a, b: a / b, plain, branched),
+                note,
+            )
+        )
     return tuple(rows)

@@ -81,7 +81,7 @@ def check(claims: Iterable[Claim]) -> dict[str, Any]:
 
 
 def select(claims: tuple[Claim, ...], ids: list[str]) -> list[Claim]:
-    """The claims of these ids, or of these groups (what stands before a dot); all without any. InputError if unknown."""
+    """The claims of these ids or groups (what stands before a dot); all without any. InputError if unknown."""
 
     def names(claim: Claim) -> set[str]:
         parts = claim.id.split(".")

@@ -29,14 +29,17 @@ DEEPSEEK = "DeepSeek-V3 technical report (arXiv 2412.19437)"
 CONTEXT = 600  # tokens; assumed: half of an MT-bench conversation
 GPU = "a100-sxm-80gb"  # assumed where a paper names none
 
-# drafts verified, depth and width of the trees (EAGLE-1: 25 nodes; EAGLE-2 and 3: by model; Medusa: 63 nodes of 5 heads)
+# drafts verified, depth and width of the trees (EAGLE-2 and 3: by model)
 TREE_1, TREE_MEDUSA = (25, 5, 4), (63, 5, 4)
 
 
 @cache
-def overhead(model: str, method: str, drafts: int, depth: int = 0, width: int = 0, batch: int = 1, gpu: str = GPU) -> tuple:
+def overhead(
+    model: str, method: str, drafts: int, depth: int = 0, width: int = 0, batch: int = 1, gpu: str = GPU,
+    context: int = CONTEXT,
+) -> tuple[float, float, float]:  # fmt: skip
     """(plain step in s, verification over it, drafting over it)."""
-    engine = Engine(max_num_seqs=64, max_num_batched_tokens=8192, max_model_len=2048)
+    engine = Engine(max_num_seqs=max(64, batch), max_num_batched_tokens=8192, max_model_len=2048)
     d = deploy(model, load_hardware(gpu), Precision(), Parallelism(), engine)
     parts = (d.model, d.hardware, d.precision, d.parallelism)
     speculation = Speculation(
@@ -45,10 +48,10 @@ def overhead(model: str, method: str, drafts: int, depth: int = 0, width: int = 
         tree=Tree(depth=depth, width=width) if depth else None,
         acceptance=Acceptance(rate=0.5),
     )
-    plain = batch_time(d.step_cost(), batch, CONTEXT)
+    plain = batch_time(d.step_cost(), batch, context)
     verify = compile_step_cost(*parts, verification_engine(d.engine, drafts))
-    drafting = draft_time(compile_draft_cost(speculation, *parts, d.engine), batch, CONTEXT, drafts)
-    return plain, batch_time(verify, batch, CONTEXT, drafts) / plain, drafting / plain
+    drafting = draft_time(compile_draft_cost(speculation, *parts, d.engine), batch, context, drafts)
+    return plain, batch_time(verify, batch, context, drafts) / plain, drafting / plain
 
 
 def _speed(tokens: float, *args, **kwargs) -> float:
@@ -57,7 +60,10 @@ def _speed(tokens: float, *args, **kwargs) -> float:
 
 
 # --- EAGLE ------------------------------------------------------------------------------------------------------------
-VICUNA_7B, LLAMA_70B = (0.79, 0.74, 0.72, 0.73, 0.73), (0.75, 0.69, 0.65, 0.64, 0.64)  # chain acceptance 0 to 3, then level
+VICUNA_7B, LLAMA_70B = (
+    (0.79, 0.74, 0.72, 0.73, 0.73),
+    (0.75, 0.69, 0.65, 0.64, 0.64),
+)  # chain acceptance 0 to 3, then level
 TAU_7B = 3.94
 
 
@@ -75,17 +81,26 @@ def _tree_tokens(chain: tuple[float, ...], second: float) -> float:
 
 
 EAGLE2_TABLE = (  # model, nodes, speed, tokens per step
-    ("Vicuna-13B", 50, 4.26, 4.83), ("Vicuna-7B", 60, 3.62, 4.98), ("Llama-2-13B", 50, 4.21, 4.75), ("Llama-2-7B", 60, 3.43, 4.70),
-)  # fmt: skip
+    ("Vicuna-13B", 50, 4.26, 4.83),
+    ("Vicuna-7B", 60, 3.62, 4.98),
+    ("Llama-2-13B", 50, 4.21, 4.75),
+    ("Llama-2-7B", 60, 3.43, 4.70),
+)
 EAGLE3_TABLE = (  # method, drafts, depth, width, speed, tokens: Vicuna-13B
-    ("ngram", 10, 0, 0, 1.74, 1.80), ("medusa", *TREE_MEDUSA, 2.12, 2.51), ("eagle", *TREE_1, 3.05, 3.96),
-    ("eagle", 50, 6, 10, 4.22, 4.83), ("eagle3", 60, 6, 10, 5.51, 6.62),
-)  # fmt: skip
+    ("ngram", 10, 0, 0, 1.74, 1.80),
+    ("medusa", *TREE_MEDUSA, 2.12, 2.51),
+    ("eagle", *TREE_1, 3.05, 3.96),
+    ("eagle", 50, 6, 10, 4.22, 4.83),
+    ("eagle3", 60, 6, 10, 5.51, 6.62),
+)
 MEDUSA_TABLE = (
-    ("Vicuna-7B", 2.83, 3.47), ("Mistral-7B", 2.66, 3.14), ("Vicuna-13B", 2.83, 3.51), ("Vicuna-33B", 2.35, 3.01),
-)  # fmt: skip
+    ("Vicuna-7B", 2.83, 3.47),
+    ("Mistral-7B", 2.66, 3.14),
+    ("Vicuna-13B", 2.83, 3.51),
+    ("Vicuna-33B", 2.35, 3.01),
+)
 
-# --- EAGLE under load: Llama-3.1-8B on an H100, SGLang 0.4.4, MT-bench, chains of 3 -------------------------------------
+# --- EAGLE under load: Llama-3.1-8B on an H100, SGLang 0.4.4, MT-bench, chains of 3 ----------------------------------
 BATCHES = (2, 4, 8, 16, 24, 32, 48, 56, 64)
 EAGLE1_BY_BATCH = (1.40, 1.38, 1.23, 1.02, 0.93, 0.94, 0.88, 0.99, 0.99)
 EAGLE3_BY_BATCH = (1.81, 1.82, 1.62, 1.48, 1.39, 1.32, 1.38, 1.34, 1.38)
@@ -94,7 +109,7 @@ SGLANG_STEP, SGLANG_SEQUENCE = 2.2e-3, 0.13e-3  # s that its speculative worker 
 
 
 def by_batch(method: str, chain: tuple[float, ...]) -> tuple[float, ...]:
-    """Throughput with speculation over that without, by batch. The plain engine hides its host time; this one does not."""
+    """Throughput with speculation over that without, by batch; the plain engine hides its host time."""
     ratios = []
     for batch in BATCHES:
         plain, verify, drafting = overhead("Llama-3.1-8B", method, 3, batch=batch, gpu="h100-sxm")
@@ -109,7 +124,7 @@ def _eagle1_crosses() -> bool:
     return ratios[2] > 1.1 and max(ratio for batch, ratio in ratios.items() if batch >= 24) < 1.05
 
 
-# --- Spec-Bench: eager PyTorch, so that a method costs a fixed time per step, whatever the model --------------------------
+# --- Spec-Bench: eager PyTorch, so that a method costs a fixed time per step, whatever the model ---------------------
 EAGER_LAYER = 0.7e-3  # s of Python and launches per layer and step: assumed, a 7B model at 22 ms per token
 SPEC_BENCH_TABLE = {  # method -> model -> speed, mean accepted tokens
     "EAGLE2": {"v7b": (2.36, 4.34), "v13b": (2.46, 4.43), "v33b": (2.59, 4.05)},
@@ -144,17 +159,23 @@ def _spec_bench(name: str) -> tuple[float, ...]:
 def _spec_bench_claim(name: str) -> Claim:
     expected = tuple(table[name][0] for table in SPEC_BENCH_TABLE.values() if name in table)
     return Claim(
-        f"specbench.a100.{name}", SPEC_BENCH, expected, "x speed", SIMULATION, partial(_spec_bench, name),
+        f"specbench.a100.{name}",
+        SPEC_BENCH,
+        expected,
+        "x speed",
+        SIMULATION,
+        partial(_spec_bench, name),
         f"{', '.join(m for m, t in SPEC_BENCH_TABLE.items() if name in t)}; input: accepted tokens, and each method's"
         " time per step from Vicuna-7B; assumed: 0.7 ms per layer of an eager step",
-    )  # fmt: skip
+    )
 
 
 # --- multi-token prediction -------------------------------------------------------------------------------------------
 GLOECKLE_TABLE = (  # heads, tokens per forward and speed on wiki, books, code
-    (2, (1.88, 1.87, 1.94), (1.79, 1.77, 1.85)), (3, (2.57, 2.56, 2.78), (2.35, 2.32, 2.54)),
+    (2, (1.88, 1.87, 1.94), (1.79, 1.77, 1.85)),
+    (3, (2.57, 2.56, 2.78), (2.35, 2.32, 2.54)),
     (4, (3.12, 3.09, 3.50), (2.74, 2.67, 3.05)),
-)  # fmt: skip
+)
 
 
 def _gloeckle() -> tuple[float, ...]:
@@ -175,28 +196,71 @@ def _deepseek() -> float:
 
 def claims() -> tuple[Claim, ...]:
     return (
-        Claim("eagle1.tau", EAGLE1, 3.81, "tokens per step, Llama-2-70B", SIMULATION,
-              lambda: _tree_tokens(LLAMA_70B, _second_choice()),
-              "input: its chain acceptance; the tree's second branches fitted on Vicuna-7B's 3.94"),
-        Claim("eagle2.main", EAGLE2, tuple(row[2] for row in EAGLE2_TABLE), "x speed", SIMULATION,
-              lambda: tuple(_speed(t, model, "eagle", nodes, 6, 10) for model, nodes, _, t in EAGLE2_TABLE),
-              "input: tokens per step; assumed: A100; Vicuna-13B, Vicuna-7B, Llama-2-13B, Llama-2-7B"),
-        Claim("eagle3.tab1.v13b", EAGLE3, tuple(row[4] for row in EAGLE3_TABLE), "x speed", SIMULATION,
-              lambda: tuple(_speed(t, "Vicuna-13B", m, k, depth, w) for m, k, depth, w, _, t in EAGLE3_TABLE),
-              "PLD, Medusa, EAGLE, EAGLE-2, EAGLE-3; input: tokens per step; assumed: A100"),
-        Claim("eagle3.sglang", EAGLE3, EAGLE3_BY_BATCH, "x throughput, EAGLE-3", SIMULATION,
-              lambda: by_batch("eagle3", EAGLE3_CHAIN) if _eagle1_crosses() else (0.0,) * len(BATCHES),
-              "batch 2 to 64; assumed: 0.8 accepted at each position, context 600; the worker's host time of 2.2 ms and"
-              " 0.13 ms per sequence is fitted on EAGLE-1, which gains at 2 and not from 24 on"),
-        Claim("eagle3.sglang.bs1", EAGLE3, 158.34, "tokens/s without speculation", SIMULATION,
-              lambda: 1 / overhead("Llama-3.1-8B", "eagle", 3, gpu="h100-sxm")[0],
-              "the rates with EAGLE need tokens per step that are not printed"),
-        Claim("medusa.tab1", MEDUSA, tuple(row[1] for row in MEDUSA_TABLE), "x speed", SIMULATION,
-              lambda: tuple(_speed(t, model, "medusa", *TREE_MEDUSA) for model, _, t in MEDUSA_TABLE),
-              "Vicuna-7B, Zephyr-7B, Vicuna-13B, Vicuna-33B; input: tokens per step; assumed: A100, 63 nodes of 5 heads"),
+        Claim(
+            "eagle1.tau",
+            EAGLE1,
+            3.81,
+            "tokens per step, Llama-2-70B",
+            SIMULATION,
+            lambda: _tree_tokens(LLAMA_70B, _second_choice()),
+            "input: its chain acceptance; the tree's second branches fitted on Vicuna-7B's 3.94",
+        ),
+        Claim(
+            "eagle2.main",
+            EAGLE2,
+            tuple(row[2] for row in EAGLE2_TABLE),
+            "x speed",
+            SIMULATION,
+            lambda: tuple(_speed(t, model, "eagle", nodes, 6, 10) for model, nodes, _, t in EAGLE2_TABLE),
+            "input: tokens per step; assumed: A100; Vicuna-13B, Vicuna-7B, Llama-2-13B, Llama-2-7B",
+        ),
+        Claim(
+            "eagle3.tab1.v13b",
+            EAGLE3,
+            tuple(row[4] for row in EAGLE3_TABLE),
+            "x speed",
+            SIMULATION,
+            lambda: tuple(_speed(t, "Vicuna-13B", m, k, depth, w) for m, k, depth, w, _, t in EAGLE3_TABLE),
+            "PLD, Medusa, EAGLE, EAGLE-2, EAGLE-3; input: tokens per step; assumed: A100",
+        ),
+        Claim(
+            "eagle3.sglang",
+            EAGLE3,
+            EAGLE3_BY_BATCH,
+            "x throughput, EAGLE-3",
+            SIMULATION,
+            lambda: by_batch("eagle3", EAGLE3_CHAIN) if _eagle1_crosses() else (0.0,) * len(BATCHES),
+            "batch 2 to 64; assumed: 0.8 accepted at each position, context 600; the worker's host time of 2.2 ms and"
+            " 0.13 ms per sequence is fitted on EAGLE-1, which gains at 2 and not from 24 on",
+        ),
+        Claim(
+            "eagle3.sglang.bs1",
+            EAGLE3,
+            158.34,
+            "tokens/s without speculation",
+            SIMULATION,
+            lambda: 1 / overhead("Llama-3.1-8B", "eagle", 3, gpu="h100-sxm")[0],
+            "the rates with EAGLE need tokens per step that are not printed",
+        ),
+        Claim(
+            "medusa.tab1",
+            MEDUSA,
+            tuple(row[1] for row in MEDUSA_TABLE),
+            "x speed",
+            SIMULATION,
+            lambda: tuple(_speed(t, model, "medusa", *TREE_MEDUSA) for model, _, t in MEDUSA_TABLE),
+            "Vicuna-7B, Zephyr-7B, Vicuna-13B, Vicuna-33B; input: tokens per step; assumed: A100, 63 nodes of 5 heads",
+        ),
         _spec_bench_claim("v13b"),
         _spec_bench_claim("v33b"),
-        Claim("mtp.gloeckle", GLOECKLE, tuple(s for _, _, row in GLOECKLE_TABLE for s in row), "x speed", SIMULATION,
-              _gloeckle, "2, 3, 4 heads on wiki, books, code; input: tokens per forward"),
+        Claim(
+            "mtp.gloeckle",
+            GLOECKLE,
+            tuple(s for _, _, row in GLOECKLE_TABLE for s in row),
+            "x speed",
+            SIMULATION,
+            _gloeckle,
+            "2, 3, 4 heads on wiki, books, code; input: tokens per forward",
+        ),
         Claim("dsv3.mtp", DEEPSEEK, 1.8, "x tokens/s", SIMULATION, _deepseek, "input: acceptance 0.85 to 0.9"),
-    )  # fmt: skip
+    )

@@ -1,20 +1,24 @@
-"""FlashAttention 1, 2 and 3: Dao et al. 2022 (arXiv 2205.14135v2), Dao 2023 (2307.08691), Shah et al. 2024 (2407.08608)."""
+"""FlashAttention 1, 2, 3: Dao et al. 2022 (arXiv 2205.14135), Dao 2023 (2307.08691), Shah et al. 2024 (2407.08608)."""
 
 import numpy as np
 
 from infersim.cost.attention_io import (
     ACHIEVED,
+    KERNELS,
     backward_elements,
     backward_flops,
     block_sizes,
     forward_elements,
     forward_flops,
+    sram_elements,
     unfused_passes,
 )
 from infersim.spec.hardware import load_hardware
 
 from .claims import CLOSED_FORM, SIMULATION, Claim, relation, share_holding
 
+TWO_WAYS = "Two Ways to Go Faster (notes)"
+NOTES = "The Papers Behind Modern Inference Optimisation (notes)"
 FLASH1 = "Dao et al. 2022, FlashAttention"
 FLASH2 = "Dao 2023, FlashAttention-2"
 FLASH3 = "Shah et al. 2024, FlashAttention-3"
@@ -81,24 +85,113 @@ def _block_sweep() -> float:
     return share_holding([*cases, seconds[0] > seconds[2], seconds[2] == seconds[3]])
 
 
+# --- the notes -------------------------------------------------------------------------------------------------------
+def _traffic() -> float:
+    grid = [(n, d, m) for n in (1024, 8192, 65536) for d in (64, 128) for m in (2**14, 2**16) if d <= m <= n * d]
+    cases = [1 <= forward_elements("standard", n, d, m) / (n * d + n * n) <= 4 for n, d, m in grid]
+    return share_holding(
+        cases + [3 <= forward_elements("flash1", n, d, m) * m / (n * d) ** 2 <= 20 for n, d, m in grid]
+    )
+
+
+def _sram() -> float:
+    small, large = load_hardware("rtx-4090"), load_hardware("h100-sxm")
+    return share_holding(
+        forward_elements(kernel, 16384, 128, sram_elements(large))
+        < forward_elements(kernel, 16384, 128, sram_elements(small))
+        for kernel in KERNELS
+        if kernel != "standard"
+    )
+
+
+def _quadratic() -> float:
+    pairs = [(n, d) for n in (512, 4096, 32768) for d in (64, 128, 256)]
+    return share_holding(forward_flops(2 * n, d) == 4 * forward_flops(n, d) for n, d in pairs)
+
+
+def _more_flops_less_time() -> float:
+    a100, cases = load_hardware("a100-sxm-80gb"), []
+    for n in (1024, 4096, 16384):
+        flops = [backward_flops(kernel, n, 64) for kernel in ("standard", "flash1")]
+        times = [
+            flops[i] / (ACHIEVED[kernel, "ampere"][0] * a100.flops["bf16"])
+            for i, kernel in enumerate(("standard", "flash1"))
+        ]
+        cases += [flops[1] > flops[0], times[1] < times[0]]
+    return share_holding(cases)
+
+
+def _generations() -> float:
+    shares = {key: share for key, (share, _) in ACHIEVED.items()}
+    return share_holding(
+        [
+            shares["flash1", "ampere"] < shares["flash2", "ampere"],
+            shares["flash1", "hopper"] < shares["flash2", "hopper"] < shares["flash3", "hopper"],
+            abs(shares["flash2", "ampere"] - shares["flash2", "hopper"]) > 0.1,
+        ]
+    )
+
+
 def claims() -> tuple[Claim, ...]:
     a100, h100 = load_hardware("a100-sxm-80gb"), load_hardware("h100-sxm")
     return (
         relation("fa1.io.std", FLASH1, _standard_order, "1 to 4 times N d + N^2 over N, d and M"),
         relation("fa1.io.flash", FLASH1, _flash_order, "3 to 20 times N^2 d^2 / M over N, d and M"),
         relation("fa1.alg1.blocks", FLASH1, _blocks_fit, "B_c = ceil(M / 4d), B_r = min(B_c, d)"),
-        Claim("fa1.fig2.gflops", FLASH1, 75.2 / 66.6, "FLOPs of flash over standard", CLOSED_FORM, _flops_ratio,
-              "the ratio; the absolute numbers are 12 times too small for the workload that the figure states"),
-        Claim("fa1.fig2.hbm", FLASH1, (40.3, 4.4), "GB", 0.10,
-              lambda: (total_gigabytes("standard"), total_gigabytes("flash1")),
-              "assumed: 192 KiB of SRAM; mask and dropout unfused"),
-        Claim("fa1.fig2.runtime", FLASH1, (41.7, 7.3), "ms", 0.10, _runtimes,
-              "assumed: causal; flash at its rate in the FlashAttention-2 README",
-              why="standard attention is priced as its bytes at 85 % of the A100's bandwidth; PyTorch reached 62 %"),
+        Claim(
+            "fa1.fig2.gflops",
+            FLASH1,
+            75.2 / 66.6,
+            "FLOPs of flash over standard",
+            CLOSED_FORM,
+            _flops_ratio,
+            "the ratio; the absolute numbers are 12 times too small for the workload that the figure states",
+        ),
+        Claim(
+            "fa1.fig2.hbm",
+            FLASH1,
+            (40.3, 4.4),
+            "GB",
+            0.10,
+            lambda: (total_gigabytes("standard"), total_gigabytes("flash1")),
+            "assumed: 192 KiB of SRAM; mask and dropout unfused",
+        ),
+        Claim(
+            "fa1.fig2.runtime",
+            FLASH1,
+            (41.7, 7.3),
+            "ms",
+            0.10,
+            _runtimes,
+            "assumed: causal; flash at its rate in the FlashAttention-2 README",
+            why="standard attention is priced as its bytes at 85 % of the A100's bandwidth; PyTorch reached 62 %",
+        ),
         relation("fa1.fig2mid", FLASH1, _block_sweep, "blocks of 64, 128, 256, 512; the points are only in the figure"),
-        Claim("fa2.headline", FLASH2, (0.73, 0.72), "share of peak: forward, training", CLOSED_FORM,
-              lambda: (230e12 / a100.flops["bf16"], 225e12 / a100.flops["bf16"]), "230 and 225 TFLOP/s on the profile's peak"),
-        Claim("fa3.headline", FLASH3, (0.75, 0.35), "share of peak: flash3, flash2", SIMULATION,
-              lambda: (740e12 / h100.flops["fp16"], ACHIEVED["flash2", "hopper"][0]),
-              "740 TFLOP/s on the profile's peak; flash2 as in the README's figure"),
-    )  # fmt: skip
+        Claim(
+            "fa2.headline",
+            FLASH2,
+            (0.73, 0.72),
+            "share of peak: forward, training",
+            CLOSED_FORM,
+            lambda: (230e12 / a100.flops["bf16"], 225e12 / a100.flops["bf16"]),
+            "230 and 225 TFLOP/s on the profile's peak",
+        ),
+        Claim(
+            "fa3.headline",
+            FLASH3,
+            (0.75, 0.35),
+            "share of peak: flash3, flash2",
+            SIMULATION,
+            lambda: (740e12 / h100.flops["fp16"], ACHIEVED["flash2", "hopper"][0]),
+            "740 TFLOP/s on the profile's peak; flash2 as in the README's figure",
+        ),
+        relation("fa.traffic", NOTES, _traffic, "within constants of theorem 2"),
+        relation("fa.sram", NOTES, _sram, "an H100's against an RTX 4090's shared memory"),
+        relation("fa.quadratic", NOTES, _quadratic, "twice the tokens, four times the FLOPs"),
+        relation(
+            "fa.flops_up", NOTES, _more_flops_less_time, "backward pass, standard against flash1, A100", "behaviour"
+        ),
+        relation(
+            "sys.flashattention23", TWO_WAYS, _generations, "published shares of peak on A100 and H100", "behaviour"
+        ),
+    )

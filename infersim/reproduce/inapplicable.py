@@ -22,6 +22,7 @@ REASONS = {
     "kivi": ("Liu et al. 2024, KIVI", "GPU, lengths and batch are not printed"),
     "gptq.speed": ("Frantar et al. 2022, GPTQ", "recalled, not read in the paper"),
     "awq.speed": ("Lin et al. 2023, AWQ", "recalled, not read in the paper"),
+    "orca": ("Yu et al. 2022, Orca", "at equal latency with a batching that the paper tunes by hand"),
     "sarathi.cap": ("Agrawal et al. 2024, Sarathi-Serve", "capacities at limits whose milliseconds are not printed"),
     "distserve.head": ("Zhong et al. 2024, DistServe", "a maximum over clusters of two pools"),
     "distserve.sim": ("Zhong et al. 2024, DistServe", "the error of another simulator"),
@@ -31,7 +32,10 @@ REASONS = {
     "mooncake.prod": ("Qin et al. 2025, Mooncake", "a production system"),
     "mooncake.prefill_gpu": ("Qin et al. 2025, Mooncake", "three clusters on traces of which one is published"),
     "calm": ("Schuster et al. 2022, CALM", "the cost of its exit decisions is not printed"),
-    "layerskip.head": ("Elhoushi et al. 2024, LayerSkip", "exit layers and acceptance of the best rows are not printed"),
+    "layerskip.head": (
+        "Elhoushi et al. 2024, LayerSkip",
+        "exit layers and acceptance of the best rows are not printed",
+    ),
     "eellm": ("Chen et al. 2023, EE-LLM", "thresholds and tasks are not printed"),
     "apparate": ("Dai et al. 2024, Apparate", "medians over models and traces that are not printed"),
 }

@@ -1,10 +1,11 @@
 """The notes' relations and behaviours: what must hold for all inputs, and what a simulation must show."""
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
-from infersim.cost.attention_io import ACHIEVED, KERNELS, backward_flops, forward_elements, forward_flops, sram_elements
+from infersim.cost.attention_io import forward_elements, sram_elements
 from infersim.cost.early_exit import expected_cost, gain
 from infersim.cost.floors import decode_sums, floor_itl, prefill_sums, reference_70b, step_bytes, step_floor
 from infersim.cost.operators import evaluate, forward_pass
@@ -14,6 +15,7 @@ from infersim.cost.weight_only import crossover_rows
 from infersim.cost.weight_only import gain as int4_gain
 from infersim.deployment import deploy
 from infersim.engine.state import COLLECTIVES, WEIGHTS
+from infersim.explain.techniques import technique_of
 from infersim.models.catalog import load_model
 from infersim.run import run
 from infersim.spec.engine import Engine
@@ -54,10 +56,7 @@ def _law() -> float:
                 law = max(moved / hardware.memory_bandwidth, flops / hardware.flops["fp16"])
                 cases.append(abs(step_floor(forward_pass(load_model(name), FP16), hardware, sums) / law - 1) < 0.01)
     alone = one_load(1, concurrency=1)
-    request = alone.requests[0]
-    decode = request["last_token"] - request["first_token"]
-    steps = request["num_output_tokens"] - 1
-    cases.append(abs(decode - steps * decode / steps) < 1e-9 and alone.num_steps == steps + 1)
+    cases.append(alone.num_steps == alone.requests[0]["num_output_tokens"])  # prefill makes the first token
     return share_holding(cases)
 
 
@@ -113,6 +112,19 @@ def one_load(num_requests: int, concurrency: int, **engine):
     return run(scenario)[0]
 
 
+def _labels() -> float:
+    """What the report says of each technique: exact, or approximate."""
+    exact = (
+        "engine.attention",
+        "engine.block_size",
+        "speculation",
+        "engine.enable_prefix_caching",
+        "parallelism.tensor",
+    )
+    approximate = ("precision.weights", "precision.kv_cache", "early_exit")
+    return share_holding([*(technique_of(s).exact for s in exact), *(not technique_of(s).exact for s in approximate)])
+
+
 def _throughput_and_latency() -> float:
     """From 1 to 32 sequences at once: many times the tokens per second, and no token of a single request sooner."""
     one, many = one_load(32, 1), one_load(32, 32)
@@ -121,7 +133,7 @@ def _throughput_and_latency() -> float:
     return share_holding([rate[1] > 5 * rate[0], gap[1] >= gap[0]])
 
 
-# --- bandwidth ----------------------------------------------------------------------------------------------------------
+# --- bandwidth -------------------------------------------------------------------------------------------------------
 def _mlp_flops() -> float:
     """Half the MLP's FLOPs, or half the weights' bytes, at 1 and at 4,096 sequences."""
     h100, model = load_hardware("h100-sxm"), reference_70b()
@@ -166,38 +178,8 @@ def _tensor_parallel_communication() -> float:
         d = deploy("Llama-3.1-8B", load_hardware("l40s"), Precision(), parallelism, Engine(max_model_len=4096))
         split = d.step_cost().linear[64]
         shares.append((split[COLLECTIVES] / split.sum(), split[WEIGHTS] / split.sum()))
-    rising = [a[0] < b[0] for a, b in zip(shares[:-1], shares[1:], strict=True)]
+    rising = [a[0] < b[0] for a, b in pairwise(shares)]
     return share_holding([*rising, shares[0][0] == 0, shares[-1][0] > shares[-1][1]])
-
-
-# --- attention ----------------------------------------------------------------------------------------------------------
-def _traffic() -> float:
-    grid = [(n, d, m) for n in (1024, 8192, 65536) for d in (64, 128) for m in (2**14, 2**16) if d <= m <= n * d]
-    cases = [1 <= forward_elements("standard", n, d, m) / (n * d + n * n) <= 4 for n, d, m in grid]
-    return share_holding(cases + [3 <= forward_elements("flash1", n, d, m) * m / (n * d) ** 2 <= 20 for n, d, m in grid])
-
-
-def _sram() -> float:
-    small, large = load_hardware("rtx-4090"), load_hardware("h100-sxm")
-    return share_holding(
-        forward_elements(kernel, 16384, 128, sram_elements(large)) < forward_elements(kernel, 16384, 128, sram_elements(small))
-        for kernel in KERNELS if kernel != "standard"
-    )  # fmt: skip
-
-
-def _quadratic() -> float:
-    pairs = [(n, d) for n in (512, 4096, 32768) for d in (64, 128, 256)]
-    return share_holding(forward_flops(2 * n, d) == 4 * forward_flops(n, d) for n, d in pairs)
-
-
-def _more_flops_less_time() -> float:
-    a100, cases = load_hardware("a100-sxm-80gb"), []
-    for n in (1024, 4096, 16384):
-        flops = [backward_flops(kernel, n, 64) for kernel in ("standard", "flash1")]
-        times = [flops[i] / (ACHIEVED[kernel, "ampere"][0] * a100.flops["bf16"]) for i, kernel in
-                 enumerate(("standard", "flash1"))]  # fmt: skip
-        cases += [flops[1] > flops[0], times[1] < times[0]]
-    return share_holding(cases)
 
 
 # --- KV ---------------------------------------------------------------------------------------------------------------
@@ -222,7 +204,7 @@ def _internal_waste() -> float:
     return share_holding(-(-lengths // blocks) * blocks - lengths < blocks)
 
 
-# --- fewer steps --------------------------------------------------------------------------------------------------------
+# --- fewer steps -----------------------------------------------------------------------------------------------------
 def _verify_cheap() -> float:
     cheap = overhead("Llama-3.1-8B", "ngram", 4, gpu="h100-sxm")[1]
     dear = overhead("Llama-3.1-8B", "ngram", 63, batch=64, gpu="h100-sxm")[1]
@@ -232,7 +214,9 @@ def _verify_cheap() -> float:
 def _steps() -> float:
     """m tokens in m / a target steps, of the sampled rule."""
     return share_holding(
-        abs(sampled_tokens(alpha, k) / tokens_per_step(alpha, k) - 1) < 0.02 for alpha in (0.3, 0.6, 0.9) for k in (2, 5)
+        abs(sampled_tokens(alpha, k) / tokens_per_step(alpha, k) - 1) < 0.02
+        for alpha in (0.3, 0.6, 0.9)
+        for k in (2, 5)
     )
 
 
@@ -255,7 +239,7 @@ def _exact() -> float:
 
 def _traffic_dependent() -> float:
     """Four drafts of a 1B model for an 8B: gain on predictable text, loss where drafts rarely match."""
-    plain, verify, drafting = overhead("Llama-3.1-8B", "eagle", 4, gpu="h100-sxm")
+    _, verify, drafting = overhead("Llama-3.1-8B", "eagle", 4, gpu="h100-sxm")
     draft_model = speed_of_draft_model(4)
     gains = [tokens_per_step(alpha, 4) / cost for alpha in (0.9, 0.1) for cost in (verify + drafting, draft_model)]
     return share_holding([gains[0] > 2, gains[1] > 1.5, gains[2] < 1, gains[3] < 1])
@@ -304,7 +288,7 @@ def _mixture() -> float:
 
 def _easy_majority() -> float:
     gains = [gain([s, 1 - s], [0.4, 0.6], [0.0]) for s in np.linspace(0, 1, 11)]
-    return share_holding([gains[0] == 1, *(a < b for a, b in zip(gains[:-1], gains[1:], strict=True))])
+    return share_holding([gains[0] == 1, *(a < b for a, b in pairwise(gains))])
 
 
 # --- systems ----------------------------------------------------------------------------------------------------------
@@ -317,45 +301,59 @@ def _vllm() -> float:
     return share_holding([result.engine.block_size == 16, joined, peak])
 
 
-def _generations() -> float:
-    shares = {key: share for key, (share, _) in ACHIEVED.items()}
-    return share_holding(
-        [
-            shares["flash1", "ampere"] < shares["flash2", "ampere"],
-            shares["flash1", "hopper"] < shares["flash2", "hopper"] < shares["flash3", "hopper"],
-            abs(shares["flash2", "ampere"] - shares["flash2", "hopper"]) > 0.1,
-        ]
-    )
-
-
 def claims() -> tuple[Claim, ...]:
     behaviour = "behaviour"
     return (
         relation("law.decode", TWO_WAYS, _law, "floors of 3 models on 3 devices; a run of one sequence is its steps"),
         relation("law.phases", TWO_WAYS, _phases, "prefill of 8,192 tokens above the ridge, decode below", behaviour),
         relation("law.taxonomy", TWO_WAYS, _taxonomy, "8 techniques lower bytes per token, 3 steps per token"),
-        relation("law.throughput_latency", PAPERS, _throughput_and_latency, "1 against 32 sequences at once", behaviour),
+        relation("law.exact", PAPERS, _labels, "5 techniques exact, 3 approximate; that speculation is: sd.exact"),
+        relation(
+            "law.throughput_latency", PAPERS, _throughput_and_latency, "1 against 32 sequences at once", behaviour
+        ),
         relation("bw.mlp_flops", TWO_WAYS, _mlp_flops, "70B on an H100, 1 and 4,096 sequences", behaviour),
-        relation("bw.int4_stops", TWO_WAYS, _int4_stops, "4 kernels; on an A10 the gain ends at batch "
-                 + ", ".join(f"{n} ({name})" for name, n in int4_crossovers().items()), behaviour),
-        relation("bw.tp_comm", TWO_WAYS, _tensor_parallel_communication, "Llama-3.1-8B, 64 sequences, 1 to 8 L40S over PCIe", behaviour),
-        relation("fa.traffic", PAPERS, _traffic, "within constants of theorem 2"),
-        relation("fa.sram", PAPERS, _sram, "an H100's against an RTX 4090's shared memory"),
-        relation("fa.quadratic", PAPERS, _quadratic, "twice the tokens, four times the FLOPs"),
-        relation("fa.flops_up", PAPERS, _more_flops_less_time, "backward pass, standard against flash1, A100", behaviour),
-        relation("kv.larger_than_weights", SPEED, _kv_outweighs,
-                 f"3 models; Llama-3.1-8B: from {kv_crossover():,.0f} tokens in the cache", behaviour),
+        relation(
+            "bw.int4_stops",
+            TWO_WAYS,
+            _int4_stops,
+            "4 kernels; on an A10 the gain ends at batch "
+            + ", ".join(f"{n} ({name})" for name, n in int4_crossovers().items()),
+            behaviour,
+        ),
+        relation(
+            "bw.tp_comm",
+            TWO_WAYS,
+            _tensor_parallel_communication,
+            "Llama-3.1-8B, 64 sequences, 1 to 8 L40S over PCIe",
+            behaviour,
+        ),
+        relation(
+            "kv.larger_than_weights",
+            SPEED,
+            _kv_outweighs,
+            f"3 models; Llama-3.1-8B: from {kv_crossover():,.0f} tokens in the cache",
+            behaviour,
+        ),
         relation("kv.internal_waste", PAPERS, _internal_waste, "2,000 lengths and block sizes"),
-        relation("sd.verify_cheap", PAPERS, _verify_cheap, "5 positions of one sequence; 64 of 64 sequences", behaviour),
+        relation(
+            "sd.verify_cheap", PAPERS, _verify_cheap, "5 positions of one sequence; 64 of 64 sequences", behaviour
+        ),
         relation("sd.steps", TWO_WAYS, _steps, "of the sampled rejection rule"),
         relation("sd.exact", PAPERS, _exact, "chi-square of sampled tokens at each position, 1 in a million"),
         relation("sd.traffic_dependent", PAPERS, _traffic_dependent, "acceptance 0.9 against 0.1", behaviour),
-        Claim("sd.speedup", SPEED, (2, 3), "x", SIMULATION, _t5_speedup,
-              "T5-small for T5-XXL; input: acceptance and draft time of Leviathan's table 4", "range"),
+        Claim(
+            "sd.speedup",
+            SPEED,
+            (2, 3),
+            "x",
+            SIMULATION,
+            _t5_speedup,
+            "T5-small for T5-XXL; input: acceptance and draft time of Leviathan's table 4",
+            "range",
+        ),
         relation("sd.quant_acceptance", TWO_WAYS, _gains_do_not_multiply, "70B in 4 bits, 7B drafter in 16", behaviour),
         relation("sd.eagle", TWO_WAYS, _only_through_a_or_cost, "64 pairs of acceptance and draft cost"),
         relation("ee.mixture", SPEED, _mixture, "50,000 inputs walked through each network"),
         relation("ee.easy_majority", SPEED, _easy_majority, "0 to 100 % of inputs leave early", behaviour),
         relation("sys.vllm", TWO_WAYS, _vllm, "a run with 8 of 32 requests at once", behaviour),
-        relation("sys.flashattention23", TWO_WAYS, _generations, "published shares of peak on A100 and H100", behaviour),
-    )  # fmt: skip
+    )
