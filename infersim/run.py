@@ -68,9 +68,12 @@ def _simulate(
     _check_lengths(deployment, requests, max_tokens)
     fleet = Fleet(
         [ReplicaSpec(deployment.knobs(scenario.workload.max_concurrency or 0), deployment.step_cost())],
+        ranks=deployment.parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
     )
-    fleet.submit(0, requests.arrival, requests.prompt_tokens, requests.output_tokens, max_tokens)
+    # data-parallel ranks take turns
+    rank = np.arange(len(requests.arrival)) % deployment.parallelism.attention_data
+    fleet.submit(0, requests.arrival, requests.prompt_tokens, requests.output_tokens, max_tokens, rank)
     interrupted = _advance(fleet, float(requests.arrival[-1]), progress)
     return _result(scenario, deployment, fleet, requests, seed, interrupted)
 

@@ -76,8 +76,9 @@ class Fleet:
 
     @staticmethod
     def _check(knobs) -> None:
-        tables = int((knobs["kv_multiplicity"][: knobs["num_kv_groups"]]).sum())
-        blocks = tables * -(-int(knobs["max_model_len"]) // int(knobs["block_size"]))
+        whole = -(-int(knobs["max_model_len"]) // int(knobs["block_size"]))
+        groups = zip(knobs["kv_window"], knobs["kv_multiplicity"][: knobs["num_kv_groups"]], strict=False)
+        blocks = sum(int(tables) * (1 if window == 1 else whole) for window, tables in groups)
         if blocks > knobs["num_gpu_blocks"] - 1:
             raise ValueError(
                 f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
@@ -95,12 +96,16 @@ class Fleet:
             knobs = self.knobs[r]
             if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= knobs["max_num_seqs"]:
                 raise ValueError("the cost tables end before max_num_batched_tokens or max_num_seqs")
+            if cost.shared is not None and len(cost.shared) <= knobs["max_num_batched_tokens"]:
+                raise ValueError("the table of the ranks' shared work ends before max_num_batched_tokens")
             if id(cost) not in offsets:
-                offsets[id(cost)] = (end, end + len(cost.linear))
-                parts += [cost.linear, cost.head]
-                shares += [np.full(len(cost.linear) + len(cost.head), cost.issue_share)]
-                end += len(cost.linear) + len(cost.head)
-            self.prices[r]["linear"], self.prices[r]["head"] = offsets[id(cost)]
+                tables = [cost.linear, cost.head] + ([] if cost.shared is None else [cost.shared])
+                starts = end + np.cumsum([0, *map(len, tables)])
+                offsets[id(cost)] = (starts[0], starts[1], -1 if cost.shared is None else starts[2])
+                parts += tables
+                end = starts[-1]
+                shares.append(np.full(sum(map(len, tables)), cost.issue_share))
+            self.prices[r]["linear"], self.prices[r]["head"], self.prices[r]["shared"] = offsets[id(cost)]
             self.prices[r]["issue_share"] = cost.issue_share
             self.prices[r]["num_kinds"] = len(cost.attention)
             self.attention[r, : len(cost.attention)] = cost.attention
