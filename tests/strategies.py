@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from infersim.engine.price import StepCost
 from infersim.engine.state import ATTENTION_PRICE, RESOURCES
 
+COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens")
 TICK = 2.0**-10
 ODD_TICK = 0.7316528461937 * TICK  # for requests of scenarios that round: a near tie would be decided by the rounding
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from infersim.cost.memory import memory_waterfall
 from infersim.engine import state
+from infersim.metrics.replicas import Replicas
 from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
 from infersim.spec.engine import resolve
@@ -61,6 +62,16 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
         "peak_blocks": 1,
         "blocks_held": 0,
         "floors": {"itl": 0.004, "ttft": 0.01},
+        "route": {"policy": None},
+        "replicas": Replicas(
+            names=("h100-sxm",),
+            gpus=np.ones(1, "i8"),
+            rows=np.zeros(1, state.REPLICA),
+            usable_blocks=np.array([memory.num_gpu_blocks - 1]),
+            available=np.array([float(np.max(last))]),
+            visits=requests,
+            aborted={},
+        ),
         "provenance": [{"operator": "gemm", "provenance": "published", "source": "a paper"}],
     }
     return Result(**{**values, **fields})

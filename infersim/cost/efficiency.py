@@ -208,6 +208,9 @@ LIKE = {
 }
 
 
+QUANTISED_INPUTS = ("fp8", "fp8_block", "int8", "nvfp4")
+
+
 def _nearest(figures: dict, hardware: Hardware) -> str:
     """The device whose figure to take."""
     return next(name for name in (hardware.name, *GENERATIONS.get(hardware.generation, ()), *OTHER) if name in figures)
@@ -233,6 +236,10 @@ def efficiency(hardware: Hardware, operator_class: str, dtype: str) -> OperatorE
         base = efficiency(hardware, other, dtype)
         source = f"as {other}{f' x {kernels} kernels' if kernels > 1 else ''}: {base.source}"
         return base.model_copy(update={"fixed": kernels * base.fixed, "provenance": "assumed", "source": source})
+    if operator_class == "gemm" and dtype in QUANTISED_INPUTS:  # a kernel in front turns the inputs into the format
+        base = efficiency(hardware, "gemm", "bf16")
+        source = f"as bf16, twice its fixed time for quantising the inputs: {base.source}"
+        return base.model_copy(update={"fixed": 2 * base.fixed, "provenance": "assumed", "source": source})
     device = _nearest(FIGURES[operator_class], hardware)
     figures = FIGURES[operator_class][device]
     fixed = figures.fixed or Cited(launch(hardware).graph, launch(hardware).source)

@@ -50,6 +50,7 @@ class Fleet:
         steps_in_flight = int(self.knobs["steps_in_flight"].max())
         self.call = np.zeros(1, state.CALL)
         self.call["num_replicas"], self.call["ranks"] = n, ranks
+        self.call["num_leaves"] = 1 << (n - 1).bit_length()
         self.call["max_num_seqs"], self.call["steps_in_flight"] = max_num_seqs, steps_in_flight
         self.replicas = np.zeros(n, state.REPLICA)
         for link in ("pending_head", "unsent_head", "pending_tail"):
@@ -61,6 +62,7 @@ class Fleet:
         self._load_prices([replica.cost for replica in replicas])
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
+        self.due = np.zeros(2 * int(self.call["num_leaves"][0]))
         self.running = np.zeros((n * ranks, max_num_seqs), "i4")
         self.steps = np.zeros((n * ranks, steps_in_flight, max_num_seqs), "i4")
         self.counts = np.zeros((n * ranks, steps_in_flight), "i4")
@@ -68,11 +70,14 @@ class Fleet:
         self.histogram = np.zeros(state.HISTOGRAM_BINS, "i8")
         self.events = np.zeros(2 * max_num_seqs + 64, state.EVENT)
         self.call["max_events"] = len(self.events)
+        self._turn = np.zeros(n, "i8")  # requests that each replica has been given
         self.keep_gaps = keep_gaps
         self.gaps = np.zeros(0, "f4")
         self.gap_offset = np.zeros(0, "i8")
-        self._requests = np.zeros(0, state.REQUEST)
         self.num_requests = 0
+        self.aborted: dict[int, float] = {}
+        self._requests = np.zeros(0, state.REQUEST)
+        self._moved()
 
     @staticmethod
     def _check(knobs) -> None:
@@ -125,56 +130,144 @@ class Fleet:
         """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
-    def submit(self, replica: int, arrival, prompt_tokens, output_tokens, max_tokens, rank=0) -> None:
-        """Requests for one replica: arrays (or scalars) of arrival times in s, nondecreasing and not in the past.
+    def submit(self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=None) -> None:
+        """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
+
+        rank: the data-parallel rank that serves them; None: a replica's ranks take turns.
 
         Raises ValueError if an arrival lies before one submitted earlier to the same replica.
         """
         arrival = np.atleast_1d(np.asarray(arrival, "f8"))
-        n = len(arrival)
-        if n == 0:
+        if len(arrival) == 0:
             return
-        row = self.replicas[replica]
-        tail = int(row["pending_tail"])
-        if np.any(arrival[1:] < arrival[:-1]) or (tail >= 0 and arrival[0] < self._requests[tail]["arrival"]):
+        if np.any(arrival[1:] < arrival[:-1]):
             raise ValueError("arrivals must not go back in time")
+        if np.isscalar(replica):  # a view of everything: no sorting
+            parts = {int(replica): slice(None)}
+        else:
+            order = np.argsort(replica, kind="stable")
+            names, starts = np.unique(replica[order], return_index=True)
+            parts = dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
+        for name, part in parts.items():
+            tail = int(self.replicas["pending_tail"][name])
+            if tail >= 0 and arrival[part][0] < self._requests["arrival"][tail]:
+                raise ValueError("arrivals must not go back in time")
+        first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival))
+        new = self._requests[first : self.num_requests]
+        new["arrival"], new["replica"] = arrival, replica
+        if rank is not None:
+            new["rank"] = rank
+        rows = np.arange(first, self.num_requests, dtype="i4")
+        for name, part in parts.items():
+            chain = rows[part]
+            if rank is None:
+                self._requests["rank"][chain] = self._turns(name, len(chain))
+            self._requests["next"][chain[:-1]] = chain[1:]
+            self._link(name, int(chain[0]), int(chain[-1]))
+
+    def add(self, prompt_tokens, output_tokens, max_tokens, n: int) -> int:
+        """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`."""
         first, end = self.num_requests, self.num_requests + n
         if end > len(self._requests):
             grown = np.zeros(max(end, 2 * len(self._requests)), state.REQUEST)
             grown[:first] = self._requests[:first]
             self._requests = grown
         new = self._requests[first:end]
-        new["arrival"] = arrival
-        new["sent"] = new["scheduled"] = new["first_token"] = -1.0
+        new["arrival"] = new["sent"] = new["scheduled"] = new["first_token"] = -1.0
         new["last_token"] = -2.0  # unlike REPLICA.last_end at any time
         new["prompt_tokens"], new["output_tokens"], new["max_tokens"] = prompt_tokens, output_tokens, max_tokens
         new["num_tokens"] = new["prompt_tokens"]
         new["max_num_tokens"] = new["prompt_tokens"] + new["max_tokens"]
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
-        new["replica"], new["rank"] = replica, rank
-        new["next"] = np.arange(first + 1, end + 1)
-        new["next"][-1] = new["prev"] = new["last_step"] = -1
-        if tail >= 0:
-            self._requests[tail]["next"] = first
-        else:
-            row["pending_head"] = first
-        if row["unsent_head"] < 0:
-            row["unsent_head"] = first
-        row["pending_tail"] = end - 1
+        new["replica"] = new["next"] = new["prev"] = new["last_step"] = -1
         self.num_requests = end
         if self.keep_gaps:
             counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")
             self.gap_offset = np.concatenate([self.gap_offset, len(self.gaps) + np.cumsum(counts) - counts])
             self.gaps = np.concatenate([self.gaps, np.zeros(int(counts.sum()), "f4")])
+        self._moved()
+        return first
+
+    def send(self, row: int, replica: int, arrival: float) -> None:
+        """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
+        self._arrival[row] = arrival
+        self._replica[row] = replica
+        self._requests["rank"][row] = self._turns(replica, 1)[0]
+        self._link(replica, row, row)
+
+    def _turns(self, replica: int, n: int) -> np.ndarray:
+        """i8[n]: the ranks of a replica's next n requests."""
+        turns = (self._turn[replica] + np.arange(n)) % int(self.call["ranks"][0])
+        self._turn[replica] += n
+        return turns
+
+    def _link(self, replica: int, first: int, last: int) -> None:
+        """Append a chain of requests to what the replica has still to see."""
+        tail = self._pending_tail[replica]
+        if tail >= 0:
+            self._next[tail] = first
+        else:
+            self._pending_head[replica] = first
+        if self._unsent_head[replica] < 0:
+            self._unsent_head[replica] = first
+        self._pending_tail[replica] = last
+
+    def abort(self, row: int, time: float) -> bool:
+        """End a request at `time`, to which the fleet has been advanced; False if it had ended before."""
+        if self._command(state.ABORT, row, time):
+            self.aborted[row] = time
+            return True
+        return False
+
+    def reserve(self, row: int, replica: int, time: float) -> bool:
+        """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere; False without room."""
+        self._replica[row] = replica
+        self._requests["rank"][row] = self._turns(replica, 1)[0]
+        return self._command(state.RESERVE, row, time)
+
+    def release(self, row: int, time: float) -> None:
+        """Free the blocks that a completed request kept because its `hold` was set."""
+        self._command(state.RELEASE, row, time)
+
+    def fail(self, replica: int, time: float) -> list[int]:
+        """The replica dies and forgets everything: its requests are aborted (returned), steps in flight vanish."""
+        r = self.requests
+        mine = r["replica"] == replica
+        for row in np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist():
+            self.release(row, time)
+        alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
+        ended = [row for row in alive if self.abort(row, time)]
+        row = self.replicas[replica : replica + 1]
+        row["in_flight"] = row["blocked"] = 0
+        row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
+        return ended
+
+    def _command(self, command: int, row: int, time: float) -> bool:
+        call = self.call[0]
+        call["command"], call["subject"], call["until"], call["event_mask"] = command, row, time, 0
+        self._entry(*self._addresses)
+        call["command"] = state.ADVANCE
+        return bool(call["done"])
+
+    def _moved(self) -> None:
+        """Note where the arrays are: looking it up costs more than a step."""
+        arrays = state.Arrays(
+            **{name: getattr(self, name) for name in state.Arrays._fields if name != "requests"},
+            requests=self._requests,
+        )
+        self._entry = load()
+        self._addresses = [array.ctypes.data for array in arrays]
+        self._arrival, self._replica, self._next = (self._requests[name] for name in ("arrival", "replica", "next"))
+        self._pending_head, self._unsent_head, self._pending_tail = (
+            self.replicas[name] for name in ("pending_head", "unsent_head", "pending_tail")
+        )
+        self.call["num_requests"], self.call["num_gaps"] = self.num_requests, len(self.gaps)
 
     def next_time(self) -> float:
         """When the next of the replicas does something, as far as they know now (s): inf if never."""
         head = self.replicas["pending_head"]
-        idle = (self.replicas["in_flight"] == 0) & ~(
-            (self.schedulers["num_running"] + self.schedulers["num_waiting"])
-            .reshape(len(self.replicas), -1)
-            .any(axis=1)
-        )
+        queues = (self.schedulers["num_running"] + self.schedulers["num_waiting"]).reshape(len(self.replicas), -1)
+        idle = (self.replicas["in_flight"] == 0) & ((self.replicas["blocked"] != 0) | ~queues.any(axis=1))
         waking = (
             np.where(head >= 0, self._requests["arrival"][np.maximum(head, 0)], np.inf)
             if len(self._requests)
@@ -188,15 +281,10 @@ class Fleet:
         What is due exactly at `until` is left undone, so that requests submitted for that moment are seen by it.
         Raises RuntimeError if a replica with work cannot make progress.
         """
-        self.call["until"], self.call["event_mask"] = until, events
-        self.call["num_requests"] = self.num_requests
-        self.call["num_gaps"] = len(self.gaps)
-        arrays = state.Arrays(
-            **{name: getattr(self, name) for name in state.Arrays._fields if name != "requests"},
-            requests=self._requests,
-        )
-        load()(*[array.ctypes.data for array in arrays])
-        stuck = int(self.call["stuck_replica"][0])
+        call = self.call[0]
+        call["until"], call["event_mask"] = until, events
+        self._entry(*self._addresses)
+        stuck = int(call["stuck_replica"])
         if stuck >= 0:
             raise RuntimeError(f"replica {stuck} has requests and makes no progress at {self.replicas[stuck]['now']} s")
-        return self.events[: int(self.call["num_events"][0])].copy()
+        return self.events[: call["num_events"]].copy()

@@ -234,7 +234,8 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
                 q = after  # preempted, and a step with it is still to come back
                 continue
             num_tokens = request.prompt_tokens + request.num_output_tokens
-            n = num_tokens
+            computed = request.num_computed_tokens  # its KV came from elsewhere
+            n = num_tokens - computed
             if 0 < threshold < n:
                 n = threshold
             if n > budget and not knobs.chunked_prefill:
@@ -246,10 +247,10 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
             watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
             if (
                 knobs.reserve_full_isl
-                and blocks_of_whole_sequence(knobs, num_tokens) + watermark > scheduler.free_blocks
+                and blocks_of_whole_sequence(knobs, num_tokens) - request.num_blocks + watermark > scheduler.free_blocks
             ):
                 break
-            if not allocate(request, scheduler, knobs, n, watermark):
+            if not allocate(request, scheduler, knobs, computed + n, watermark):
                 break
             remove(requests, scheduler, q)
             request.status = RUNNING
@@ -257,10 +258,10 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
             scheduler.num_running += 1
             if request.scheduled < 0.0:
                 request.scheduled = replica.now
-            add_to_sums(sums, attention, num_kinds, 0, n)
+            add_to_sums(sums, attention, num_kinds, computed, n)
             request.last_step = replica.num_steps
-            request.num_computed_tokens = n
-            if n == request.num_tokens:
+            request.num_computed_tokens = computed + n
+            if computed + n == request.num_tokens:
                 request.num_tokens += placeholder
                 step[count] = q
             else:

@@ -45,6 +45,8 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "slo": _slo(first, metrics, verdict),
         "verdict": asdict(verdict),
         "memory": asdict(first.memory),
+        "replicas": first.replicas.figures(),
+        "route": first.route | first.replicas.balance(),
         "explain": _explain(results, metrics),
         "provenance": first.provenance,
         "assumed": _assumed(first, counts),
@@ -69,11 +71,10 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
 def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
     result = results[0]
     binding = find_binding(result)
-    replicas = result.scenario.cluster.replicas
     seconds = {name: float(t) for name, t in zip(RESOURCES, result.time_by_resource, strict=True)}
-    available = result.end_time * replicas
+    available = float(result.replicas.available.sum())
     floors = {name: result.floors[name] * 1e3 for name in ("itl", "ttft")}
-    blocks = result.memory.num_gpu_blocks - 1
+    rows, blocks = result.replicas.rows, result.replicas.usable_blocks
 
     def share_of(floor: float, mean: float | None) -> float | None:
         return floor / mean if mean else None
@@ -103,8 +104,8 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "mean_running": over_time(result.running_time),
         "mean_waiting": over_time(result.waiting_time),
         "peak_running": result.peak_running,
-        "mean_kv_usage": over_time(result.block_time / blocks),
-        "peak_kv_usage": result.peak_blocks / blocks,
+        "mean_kv_usage": over_time(float((rows["block_time"] / blocks).sum())),
+        "peak_kv_usage": float((rows["peak_blocks"] / blocks).max()),
     }
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from infersim.engine.state import COMPLETED
+
 from .latency import count
 from .result import Result
 
@@ -29,12 +31,12 @@ def _counts(result: Result) -> Iterator[str]:
         yield f"{counts['submitted']} requests submitted, {ends} accounted for"
     if counts["unfinished"] and not result.interrupted:
         yield f"{counts['unfinished']} requests were never finished nor rejected"
-    r = result.requests
+    r = result.replicas.visits
     if held := int(r["num_blocks"].sum()) - result.blocks_held:
         yield f"requests hold {held} KV blocks more than the engine knows of"
-    if result.completed.any() and (r["num_blocks"][result.completed] != 0).any():
-        yield "a completed request holds KV blocks"
-    done = r[result.completed]
+    if not result.interrupted and r["num_blocks"].any():
+        yield "a request holds KV blocks"
+    done = result.requests[result.completed]
     outputs = done["num_output_tokens"].astype("i8")
     if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
         yield "a completed request has not the tokens it was to generate"
@@ -63,8 +65,12 @@ def _sums(result: Result) -> Iterator[str]:
         yield f"time by resource adds up to {split} s of {result.busy_time} s busy"
     if result.interrupted:  # clocks of several replicas stand apart
         return
-    done = result.requests[result.completed]
+    visits = result.replicas.visits
+    done = visits[visits["status"] == COMPLETED]
     sojourns = float((done["last_token"] - done["sent"]).sum())
+    sojourns += sum(
+        time - visits["sent"][row] for row, time in result.replicas.aborted.items() if visits["sent"][row] >= 0
+    )
     if _differ(sojourns, result.outstanding_time):
         yield f"Little's law: sojourns add up to {sojourns} s, the integral of requests is {result.outstanding_time} s"
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import IO, Any
 
 WIDTH = 100
@@ -27,7 +28,8 @@ def print_report(document: dict[str, Any], files: list[str], stream: IO[str] | N
 def render(document: dict[str, Any], files: list[str]) -> list[Line]:
     """The lines of the report."""
     blank = ("", "")
-    lines = [*_head(document), blank, *_metrics(document), blank, *_why(document["explain"]), blank]
+    lines = [*_head(document), blank, *_metrics(document), blank, *_why(document["explain"])]
+    lines += [*_cluster(document["replicas"], document["route"]), blank]
     lines += [*_memory(document["memory"], document["engine"]), blank]
     last = _field("written", files)
     assumed = _field("assumed", document["assumed"])
@@ -49,7 +51,9 @@ def _head(document: dict) -> list[Line]:
     growth = f", backlog grows by {verdict['backlog_per_s']:.3g} requests/s" if verdict["backlog_per_s"] else ""
     if document["interrupted"]:
         state = f"INTERRUPTED, {verdict['state']} so far"
-    lines = [("head", title), ("good" if state == "STABLE" else "bad", f"{state}{growth}: {verdict['reason']}")]
+    mood = "good" if state == "STABLE" else "bad"
+    lines = [("head", title[:WIDTH])]
+    lines += [(mood, line) for line in textwrap.wrap(f"{state}{growth}: {verdict['reason']}", WIDTH)]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
     parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
     parts += [f"{counts['preemptions']:,} preemptions"] if counts["preemptions"] else []
@@ -125,6 +129,23 @@ def _why(explain: dict) -> list[Line]:
     return lines
 
 
+def _cluster(replicas: list[dict], route: dict) -> list[Line]:
+    """How several replicas shared the work, least to most."""
+    if len(replicas) == 1:
+        return []
+
+    def span(name: str, form: Callable[[Any], str]) -> str:
+        values = [row[name] for row in replicas]
+        low, high = form(min(values)), form(max(values))
+        return low if low == high else f"{low} to {high}"
+
+    shares = (
+        f"{route['policy']}: {span('requests', '{:,}'.format)} requests each, busy {span('busy_share', _percent)},"
+        f" KV blocks {span('mean_kv_usage', _percent)} (peak {span('peak_kv_usage', _percent)})"
+    )
+    return _field("replicas", [shares])
+
+
 def _memory(memory: dict, engine: dict) -> list[Line]:
     parts = [
         f"{name} {memory[key] / GIB:.2f}"
@@ -140,7 +161,7 @@ def _memory(memory: dict, engine: dict) -> list[Line]:
     total = f"{memory['total_bytes'] / GIB:.1f} GiB x {engine['gpu_memory_utilization']:g}"
     blocks = (
         f"{memory['num_gpu_blocks']:,} KV blocks of {memory['block_size']} tokens x"
-        f" {memory['kv_bytes_per_token']:,.0f} B: {memory['max_concurrency']:.3g} sequences of"
+        f" {memory['kv_bytes_per_token']:,.0f} B: {_number(memory['max_concurrency'])} sequences of"
         f" {engine['max_model_len']:,} tokens"
     )
     return _field("memory", [f"{total}: {', '.join(parts)}", blocks])
