@@ -62,9 +62,7 @@ def test_no_drafting_is_faster_than_its_bytes(deployment, speculation):
         )
         assert seconds > speculation.depth * read / deployment.hardware.memory_bandwidth
     elif speculation.method == "medusa":
-        assert (
-            seconds > own_bytes(speculation, deployment.model, Precision(), 1)[0] / deployment.hardware.memory_bandwidth
-        )
+        assert seconds > own_bytes(speculation, *parts(deployment))[0] / deployment.hardware.memory_bandwidth
     times = [draft_time(cost, 8, 1000, n) for n in range(1, k + 1)]
     assert times == sorted(times)
     assert draft_time(cost, 32, 1000, k) >= draft_time(cost, 1, 1000, k)
@@ -89,8 +87,7 @@ def test_eagle3_drafts_cheaper_than_eagle_and_both_than_a_draft_model(deployment
 
 def test_the_drafter_takes_memory(deployment):
     """Weights off the KV cache, keys and values into every block; self-speculation and look-ups take none."""
-    model, precision = deployment.model, Precision()
-    weights, kv = own_bytes(METHODS[0], model, precision, 1)
+    weights, kv = own_bytes(METHODS[0], *parts(deployment))
     small = load_model("Llama-3.2-1B")
     assert weights == pytest.approx(2 * small.num_params, rel=0.01)
     assert kv == small.kv_bytes_per_token(2)
@@ -99,7 +96,7 @@ def test_the_drafter_takes_memory(deployment):
     used = memory.num_gpu_blocks * memory.block_bytes + weights
     assert used <= deployment.memory.num_gpu_blocks * deployment.memory.block_bytes < used + memory.block_bytes
     for free in (described("ngram"), described("self", exit_layer=4)):
-        assert own_bytes(free, model, precision, 1) == (0, 0)
+        assert own_bytes(free, *parts(deployment)) == (0, 0)
     with pytest.raises(InputError, match="leave no KV cache"):
         with_drafter(deployment.memory, 1e12, 0)
 

@@ -39,11 +39,11 @@ def compile_depths(
             f"early_exit.exit_layers: must be below the {model.num_layers} layers of {model.name} (got {exits[-1]})"
         )
     cuts = [0, *exits, model.num_layers]
-    batch = engine.max_num_seqs
+    batch, quiet = engine.max_num_seqs, replace(engine, worker_step_time=0.0, worker_sequence_time=0.0)
     segments, head = [], None
     for first, last in pairwise(cuts):
         part = replace(model, layers=model.layers[first:last], embedding_params=0 if first else model.embedding_params)
-        cost = compile_step_cost(part, hardware, precision, parallelism, engine)
+        cost = compile_step_cost(part, hardware, precision, parallelism, quiet)
         head = cost.head.sum(axis=1)
         attention = np.array([attention_time(cost.attention, n, context) if n else 0.0 for n in range(batch + 1)])
         segments.append(cost.linear.sum(axis=1)[: batch + 1] + attention)
@@ -61,5 +61,5 @@ def _backfill(early_exit: EarlyExit, model: Model, hardware: Hardware, precision
     write = keys * BYTES[precision.kv_cache] / hardware.memory_bandwidth
     if early_exit.missing_kv == "copy":
         return write
-    share = efficiency(hardware, "gemm", precision.weights).flops
-    return write + 2 * keys * model.hidden_size / (share * hardware.flops[precision.weights])
+    share = efficiency(hardware, "gemm", precision.activations).flops
+    return write + 2 * keys * model.hidden_size / (share * hardware.flops[precision.activations])

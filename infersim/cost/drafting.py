@@ -17,7 +17,7 @@ from infersim.spec.speculation import Speculation
 
 from .efficiency import launch
 from .memory import Memory, weight_bytes
-from .operators import Operator
+from .operator import Operator
 from .roofline import add_time, rate, zero_split
 from .steptime import compile_step_cost
 
@@ -67,19 +67,22 @@ def drafter(speculation: Speculation, target: Model) -> Model | None:
     return None
 
 
-def own_bytes(speculation: Speculation, target: Model, precision: Precision, tensor: int) -> tuple[float, float]:
+def own_bytes(
+    speculation: Speculation, target: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism
+) -> tuple[float, float]:
     """Bytes of weights, and of KV per token, that the drafter adds on one GPU of the target."""
-    width, h = BYTES[precision.weights], target.hidden_size
+    width, h, tensor = BYTES[precision.activations], target.hidden_size, parallelism.tensor
     if speculation.method == "medusa":
         heads = _medusa_heads(speculation)
         return heads * (h * h + h * target.vocab_size) * width / tensor, 0.0
     model = drafter(speculation, target)
     if model is None or speculation.method == "self":
         return 0.0, 0.0
-    tensor = speculation.draft_tensor_parallel_size or tensor
+    if speculation.draft_tensor_parallel_size:
+        parallelism, tensor = Parallelism(), 1
     kv = model.kv_bytes_per_token(BYTES[precision.kv_cache]) / tensor
     if speculation.method == "draft_model":
-        return weight_bytes(model, precision, tensor), kv
+        return weight_bytes(model, hardware, precision, parallelism), kv
     shared = 0 if speculation.method == "eagle3" else model.lm_head_params
     return (model.num_params - model.embedding_params - shared) * width / tensor, kv
 
@@ -125,6 +128,8 @@ def compile_draft_cost(
     width = speculation.tree.width if speculation.tree else 1
     wide = replace(
         engine,
+        worker_step_time=0.0,  # the target's pass has it
+        worker_sequence_time=0.0,
         max_num_seqs=engine.max_num_seqs * width,
         max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs * width),
     )
@@ -155,9 +160,9 @@ def _medusa_time(
     speculation: Speculation, target: Model, hardware: Hardware, precision: Precision, tensor: int, sequences: int
 ) -> np.ndarray:
     """f8[sequences]: a residual block of hidden_size squared and an LM head for each position, in one go."""
-    h, v, width = target.hidden_size, target.vocab_size // tensor, BYTES[precision.weights]
+    h, v, width = target.hidden_size, target.vocab_size // tensor, BYTES[precision.activations]
     operator = Operator(
-        "medusa_heads", "gemm", precision.weights, _medusa_heads(speculation), "sequences",
+        "medusa_heads", "gemm", precision.activations, _medusa_heads(speculation), "sequences",
         flops={"sequences": 2 * (h * h + h * v)},
         weights={"step": (h * h + h * v) * width},
         activations={"sequences": (3 * h + v) * width},
@@ -185,14 +190,21 @@ def attention_time(attention: np.ndarray, sequences: int, context: int, queries:
     """Seconds of decode attention: keys are read once per sequence, and met by every query."""
     total = 0.0
     for row in attention:
-        window = int(row["window"]) or context + queries
-        keys = sequences * min(context + queries, window)
-        pairs = sequences * sum(min(context + 1 + i, window) for i in range(queries))
+        window = int(row["window"])
+        visible = [_visible(context + i, window) for i in range(queries)]
+        keys, pairs = sequences * max(visible), sequences * sum(visible)
         memory = row["decode_kv"] * keys + row["decode_activations"] * sequences * queries
         compute, softness = row["decode_compute"] * pairs, row["decode_softness"]
         smooth = (memory + compute + np.sqrt((memory - compute) ** 2 + 4 * softness * memory * compute)) / 2
         total += row["decode_fixed"] + smooth
     return float(total)
+
+
+def _visible(position: int, window: int) -> int:
+    """Keys that the query at a position sees, itself included."""
+    if window < 0:
+        return position % -window + 1
+    return min(position + 1, window) if window else position + 1
 
 
 def draft_time(cost: DraftCost, sequences: int, context: int, drafts: int) -> float:

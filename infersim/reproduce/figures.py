@@ -185,8 +185,8 @@ def _early_exit() -> Figure:
         "share of tokens that leave",
         "gain",
         lines,
-        "Llama-2-13B on an A100, 32 sequences (rebatch holds up to 64), context 600: a batch whose sure tokens ride along,"
-        " or that waits for all, gains nothing; rebatching gains what one sequence does; approximate: the output is"
-        " not the full model's",
+        "Llama-2-13B on an A100, 32 sequences (rebatch holds up to 64), context 600: a batch whose sure tokens"
+        " ride along, or that waits for all, gains nothing; rebatching gains what one sequence does;"
+        " approximate: the output is not the full model's",
         level=1.0,
     )

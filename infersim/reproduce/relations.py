@@ -8,7 +8,8 @@ import numpy as np
 from infersim.cost.attention_io import forward_elements, sram_elements
 from infersim.cost.early_exit import expected_cost, gain
 from infersim.cost.floors import decode_sums, floor_itl, prefill_sums, reference_70b, step_bytes, step_floor
-from infersim.cost.operators import evaluate, forward_pass
+from infersim.cost.operator import evaluate
+from infersim.cost.operators import forward_pass
 from infersim.cost.speculation import best_k, speedup, tokens_per_step
 from infersim.cost.weight_only import KERNELS as INT4_KERNELS
 from infersim.cost.weight_only import crossover_rows
@@ -37,9 +38,9 @@ MODELS, DEVICES = ("Llama-3.1-8B", "Llama-2-13B", "Qwen3-32B"), ("h100-sxm", "a1
 FP16 = Precision(weights="fp16", kv_cache="fp16")
 
 
-def _work(model: str, sums) -> tuple[float, float]:
+def _work(model: str, device: str, sums) -> tuple[float, float]:
     """Bytes and FLOPs of a step."""
-    operators = forward_pass(load_model(model), FP16)
+    operators = forward_pass(load_model(model), load_hardware(device), FP16)
     flops = sum(op.count * evaluate(op.flops, sums(op.window)) for op in operators if op.flops)
     return step_bytes(operators, sums), flops
 
@@ -52,9 +53,11 @@ def _law() -> float:
         for device in DEVICES:
             hardware = load_hardware(device)
             for sums in (decode_sums(0), decode_sums(8192), prefill_sums(64), prefill_sums(4096)):
-                moved, flops = _work(name, sums)
+                moved, flops = _work(name, device, sums)
                 law = max(moved / hardware.memory_bandwidth, flops / hardware.flops["fp16"])
-                cases.append(abs(step_floor(forward_pass(load_model(name), FP16), hardware, sums) / law - 1) < 0.01)
+                cases.append(
+                    abs(step_floor(forward_pass(load_model(name), hardware, FP16), hardware, sums) / law - 1) < 0.01
+                )
     alone = one_load(1, concurrency=1)
     cases.append(alone.num_steps == alone.requests[0]["num_output_tokens"])  # prefill makes the first token
     return share_holding(cases)
@@ -66,7 +69,7 @@ def _phases() -> float:
         for device in DEVICES:
             ridge = load_hardware(device).flops["fp16"] / load_hardware(device).memory_bandwidth
             for sums, compute_bound in ((prefill_sums(8192), True), (decode_sums(1024), False)):
-                moved, flops = _work(name, sums)
+                moved, flops = _work(name, device, sums)
                 cases.append((flops / moved > ridge) == compute_bound)
     return share_holding(cases)
 

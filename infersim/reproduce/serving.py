@@ -46,23 +46,19 @@ def _mooncake_bandwidth(flops: float) -> float:
 
 # --- quantised weights ------------------------------------------------------------------------------------------------
 @cache
-def _decode_time(model: str, gpu: str) -> tuple[float, float]:
-    """Seconds of a step of one sequence after 512 tokens, and of what its layers' weights take of it."""
-    d = deploy(model, load_hardware(gpu), Precision(), Parallelism(), Engine(max_model_len=2048, max_num_seqs=64))
-    cost = d.step_cost()
-    return batch_time(cost, 1, 512), float(cost.linear[1, 0])
+def _decode_time(model: str, gpu: str, weights: str) -> float:
+    """Seconds of a step of one sequence after 512 tokens."""
+    engine = Engine(max_model_len=2048, max_num_seqs=64)
+    d = deploy(model, load_hardware(gpu), Precision(weights=weights), Parallelism(), engine)
+    return batch_time(d.step_cost(), 1, 512)
 
 
 def _marlin_e2e() -> float:
-    """Layers in 4.125 bits, the LM head in 16."""
-    step, weights = _decode_time("Llama-2-7B", "a10")
-    return step / (step - weights * (1 - 4.125 / 16))
+    return _decode_time("Llama-2-7B", "a10", "fp16") / _decode_time("Llama-2-7B", "a10", "int4")
 
 
 def _fp8_weights() -> float:
-    """Weights, the LM head's not, in half the bytes."""
-    step, weights = _decode_time("Llama-3.1-8B", "h100-sxm")
-    return step / (step - weights / 2)
+    return _decode_time("Llama-3.1-8B", "h100-sxm", "bf16") / _decode_time("Llama-3.1-8B", "h100-sxm", "fp8")
 
 
 def _fp8_kv() -> tuple[float, float]:
