@@ -43,7 +43,6 @@ class Deployment:
             watermark_blocks=int(engine.watermark * self.memory.num_gpu_blocks),
             steps_in_flight=2 if engine.async_scheduling else 1,
             max_concurrency=max_concurrency,
-            num_kv_groups=len(self.memory.kv_groups),
             kv_window=[group.window for group in self.memory.kv_groups],
             kv_multiplicity=[group.tables for group in self.memory.kv_groups],
             chunked_prefill=engine.chunked_prefill,

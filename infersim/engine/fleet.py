@@ -26,8 +26,9 @@ def make_knobs(**values) -> np.void:
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = 1
     knobs["kv_multiplicity"][0] = 1
     for name, value in values.items():
-        if name in ("kv_window", "kv_multiplicity"):
+        if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
+            knobs["num_kv_groups"] = len(value)
         else:
             knobs[name] = value
     return knobs[()]
@@ -37,11 +38,12 @@ class Fleet:
     """Replicas that are advanced together; the only holder of running state.
 
     replicas: one ReplicaSpec each; ranks: schedulers per replica that step in lock step (data-parallel attention);
-    keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token).
+    keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token); shares_text: prompts
+    may begin with text of one another, so that prefix caching has to know every block from the start.
     Raises ValueError if a replica's KV pool cannot hold one sequence of max_model_len.
     """
 
-    def __init__(self, replicas: list[ReplicaSpec], ranks: int = 1, keep_gaps: bool = False):
+    def __init__(self, replicas: list[ReplicaSpec], ranks: int = 1, keep_gaps: bool = False, shares_text: bool = False):
         n = len(replicas)
         self.knobs = np.array([replica.knobs for replica in replicas], state.KNOBS)
         for knobs in self.knobs:
@@ -58,6 +60,8 @@ class Fleet:
         self.schedulers = np.zeros(n * ranks, state.SCHEDULER)
         self.schedulers["waiting_head"] = self.schedulers["waiting_tail"] = -1
         self.schedulers["free_blocks"] = np.repeat(self.knobs["num_gpu_blocks"] - 1, ranks)
+        self.shares_text = shares_text
+        self._make_blocks(ranks)
         self._load_prices([replica.cost for replica in replicas])
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
@@ -84,6 +88,30 @@ class Fleet:
             )
         if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
             raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
+
+    def _make_blocks(self, ranks: int) -> None:
+        """Blocks, all in the free queue, and block tables, as far as prefix caching needs them."""
+        caching = self.knobs[self.knobs["enable_prefix_caching"] != 0]
+        num_blocks = 1 << (int(caching["num_gpu_blocks"].max(initial=1)) - 1).bit_length()
+        rows = int(caching["max_num_seqs"].max(initial=1))
+        num_tables = [int(k["kv_multiplicity"][: k["num_kv_groups"]].sum()) for k in self.knobs]
+        stride = [-(-int(k["max_model_len"]) // int(k["block_size"])) for k in self.knobs]
+        entries = np.array(num_tables) * stride * (self.knobs["enable_prefix_caching"] != 0)
+        columns = 1 + int(entries.max())
+        self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
+        self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
+        self.tables[:, :, -1] = np.arange(1, rows + 1)
+        self.segments = np.zeros(1, state.SEGMENT)
+        self.call["num_blocks"], self.call["num_table_rows"], self.call["num_table_columns"] = num_blocks, rows, columns
+        for i, scheduler in enumerate(self.schedulers):
+            knobs = self.knobs[i // ranks]
+            scheduler["num_tables"], scheduler["table_stride"] = num_tables[i // ranks], stride[i // ranks]
+            scheduler["blocked_request"] = -1
+            if knobs["enable_prefix_caching"]:
+                windows = knobs["kv_window"][: knobs["num_kv_groups"]].any() or scheduler["num_tables"] > 1
+                scheduler["identified"] = self.shares_text or windows
+                ring = self.blocks[i, : knobs["num_gpu_blocks"]]
+                ring["next"], ring["prev"] = np.roll(np.arange(len(ring)), -1), np.roll(np.arange(len(ring)), 1)
 
     def _load_prices(self, costs: list[StepCost]) -> None:
         """Lay each distinct cost's tables into one flat array."""
@@ -120,9 +148,13 @@ class Fleet:
         """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
-    def submit(self, replica: int, arrival, prompt_tokens, output_tokens, max_tokens, rank=0) -> None:
+    def submit(
+        self, replica: int, arrival, prompt_tokens, output_tokens, max_tokens, rank=0, names=None, segments=None
+    ) -> None:
         """Requests for one replica: arrays (or scalars) of arrival times in s, nondecreasing and not in the past.
 
+        segments: (offsets i8[n + 1], names i8[m], lengths i4[m]): what prompts begin with, as in workload Requests;
+        names: i8[n] of each request's own text, which follows, prompt and output; default: names that nobody else has.
         Raises ValueError if an arrival lies before one submitted earlier to the same replica.
         """
         arrival = np.atleast_1d(np.asarray(arrival, "f8"))
@@ -149,6 +181,17 @@ class Fleet:
         new["replica"], new["rank"] = replica, rank
         new["next"] = np.arange(first + 1, end + 1)
         new["next"][-1] = new["prev"] = new["last_step"] = -1
+        new["table"] = -1
+        new["name"] = -1 - np.arange(first, end) if names is None else names
+        if segments is not None:
+            if not self.shares_text:
+                raise ValueError("segments need a fleet that shares text")
+            offsets, segment_names, lengths = segments
+            new["first_segment"] = len(self.segments) + offsets[:-1]
+            new["num_segments"] = np.diff(offsets)
+            more = np.zeros(len(segment_names), state.SEGMENT)
+            more["name"], more["length"] = segment_names, lengths
+            self.segments = np.concatenate([self.segments, more])
         if tail >= 0:
             self._requests[tail]["next"] = first
         else:
@@ -186,6 +229,7 @@ class Fleet:
         self.call["until"], self.call["event_mask"] = until, events
         self.call["num_requests"] = self.num_requests
         self.call["num_gaps"] = len(self.gaps)
+        self.call["num_segments"] = len(self.segments)
         arrays = state.Arrays(
             **{name: getattr(self, name) for name in state.Arrays._fields if name != "requests"},
             requests=self._requests,

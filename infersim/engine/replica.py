@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from .scheduler import compiled, inlined, push_back, remove, schedule
+from .njit import compiled, inlined
+from .scheduler import free, push_back, remove, schedule
 from .state import (
     ACTIVATIONS,
     COMPLETED,
@@ -193,15 +194,14 @@ def gap_bin(gap):
 
 
 @compiled
-def finish(requests, replica, scheduler, knobs, call, events, r, q, end):
+def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
     request = requests[q]
     was_waiting = request.status == WAITING
     if was_waiting:  # preempted while its last token was in flight
         remove(requests, scheduler, q)
     request.status = COMPLETED
-    scheduler.free_blocks += request.num_blocks
-    request.num_blocks = 0
+    free(request, scheduler, blocks, tables)
     count_outstanding(replica, -1, end)
     log_event(call, events, replica, q, r, FINISHED)
     if knobs.max_concurrency > 0:
@@ -263,7 +263,9 @@ def end_step(a, r):
             if keep_gaps and tokens > 1:
                 a.gaps[a.gap_offset[q] + tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
-                finished |= finish(requests, replica, scheduler, knobs, call, a.events, r, q, end)
+                finished |= finish(
+                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank]
+                )
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
     if regular_gaps > 0:
@@ -323,7 +325,7 @@ def start_step(a, r):
         scheduler = a.schedulers[rank]
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.sums[rank], a.attention[r],
-            price.num_kinds,
+            price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
         )  # fmt: skip
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens
