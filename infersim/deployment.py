@@ -8,6 +8,7 @@ from .engine.fleet import make_knobs
 from .engine.price import StepCost
 from .models.architecture import Model
 from .models.catalog import load_model
+from .spec.cluster import Kind
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.hardware import Hardware
 from .spec.parallelism import Parallelism
@@ -74,6 +75,18 @@ def deploy(
     return Deployment(model, hardware, precision, parallelism, resolved, memory)
 
 
+def deployments_of(scenario: Scenario) -> list[tuple[Deployment, int, float]]:
+    """Each kind of replica that a scenario describes, how many there are, and the router's weight of one."""
+    kinds = scenario.cluster.kinds or [Kind(replicas=scenario.cluster.replicas)]
+    return [(_deployment(scenario, kind), kind.replicas, kind.weight) for kind in kinds]
+
+
+def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
+    names = ("model", "hardware", "precision", "parallelism", "engine")
+    own = (getattr(kind, name) for name in names)
+    return deploy(*(getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True)))
+
+
 def deployment_of(scenario: Scenario) -> Deployment:
-    """The replica that a scenario describes."""
-    return deploy(scenario.model, scenario.hardware, scenario.precision, scenario.parallelism, scenario.engine)
+    """The replica that a scenario describes; of several kinds the first."""
+    return deployments_of(scenario)[0][0]

@@ -1,27 +1,22 @@
 """One run: description in, records out."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from .cluster.serve import Progress, Served, serve
 from .cost.floors import floor_itl, floor_ttft
 from .cost.steptime import provenance
-from .deployment import Deployment, deployment_of
+from .deployment import Deployment, deployments_of
 from .engine.fleet import Fleet, ReplicaSpec
-from .engine.state import COMPLETED
+from .metrics.replicas import Replicas
 from .metrics.result import Result
 from .metrics.warmup import check_warmup, warmup_time
 from .spec.errors import InputError
 from .spec.scenario import Scenario
+from .spec.workload import Workload
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
-
-Progress = Callable[[float, float, int, int], None]
-"""called now and then with the clock and the last arrival (s), requests finished, requests in all"""
-
-SLICE = 0.1  # wall seconds between looks at the keyboard
 
 
 def run(scenario: Scenario, progress: Progress | None = None, save_detailed: bool = False) -> list[Result]:
@@ -31,11 +26,8 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     the results so far are returned, the last one marked `interrupted`.
     """
     check_warmup(scenario)
-    if scenario.cluster.replicas > 1:
-        raise InputError(
-            f"cluster.replicas: must be 1: several replicas are not modelled yet (got {scenario.cluster.replicas})"
-        )
-    deployment = deployment_of(scenario)
+    kinds = deployments_of(scenario)
+    specs = [ReplicaSpec(deployment.knobs(), deployment.step_cost()) for deployment, _, _ in kinds]
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         requests = build_requests(scenario.workload, seed, Path())
@@ -45,10 +37,15 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
                 f" must be 1 (got {scenario.simulation.replications})"
             )
         previous = requests
-        results.append(_simulate(scenario, deployment, requests, seed, progress, save_detailed))
+        results.append(_simulate(scenario, kinds, specs, requests, seed, progress, save_detailed))
         if results[-1].interrupted:
             break
     return results
+
+
+def is_drawn(workload: Workload) -> bool:
+    """Whether anything in the workload depends on the seed. InputError for a trace that cannot be read."""
+    return not _same(*(build_requests(workload, seed, Path()) for seed in (0, 1)))
 
 
 def _same(one: Requests, other: Requests) -> bool:
@@ -58,21 +55,32 @@ def _same(one: Requests, other: Requests) -> bool:
 
 def _simulate(
     scenario: Scenario,
-    deployment: Deployment,
+    kinds: list[tuple[Deployment, int, float]],
+    specs: list[ReplicaSpec],
     requests: Requests,
     seed: int,
     progress: Progress | None,
     save_detailed: bool,
 ) -> Result:
-    max_tokens = resolve_max_tokens(scenario.workload, requests, deployment.engine.max_model_len)
-    _check_lengths(deployment, requests, max_tokens)
+    shortest = min((deployment for deployment, _, _ in kinds), key=lambda d: d.engine.max_model_len)
+    max_tokens = resolve_max_tokens(scenario.workload, requests, shortest.engine.max_model_len)
+    _check_lengths(shortest, requests, max_tokens)
+    counts = [count for _, count, _ in kinds]
     fleet = Fleet(
-        [ReplicaSpec(deployment.knobs(scenario.workload.max_concurrency or 0), deployment.step_cost())],
+        [spec for spec, count in zip(specs, counts, strict=True) for _ in range(count)],
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
     )
-    fleet.submit(0, requests.arrival, requests.prompt_tokens, requests.output_tokens, max_tokens)
-    interrupted = _advance(fleet, float(requests.arrival[-1]), progress)
-    return _result(scenario, deployment, fleet, requests, seed, interrupted)
+    served = serve(
+        scenario.cluster,
+        fleet,
+        np.repeat([weight for _, _, weight in kinds], counts),
+        requests,
+        max_tokens,
+        seed,
+        scenario.workload.max_concurrency or 0,
+        progress,
+    )
+    return _result(scenario, kinds, fleet, served, requests, seed)
 
 
 def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.ndarray) -> None:
@@ -86,28 +94,16 @@ def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.nd
         )
 
 
-def _advance(fleet: Fleet, last_arrival: float, progress: Progress | None) -> bool:
-    """Advance to the end, in slices of simulated time that take about SLICE on the wall. True if interrupted."""
-    until, step = 0.0, max(last_arrival, 1.0) / 64
-    try:
-        while not np.isinf(fleet.next_time()):
-            until = max(until, fleet.next_time()) + step
-            started = time.perf_counter()
-            fleet.advance(until)
-            wall = max(time.perf_counter() - started, SLICE / 100)
-            step *= min(max(SLICE / wall, 0.25), 4.0)
-            if progress is not None:
-                finished = int((fleet.requests["status"] >= COMPLETED).sum())
-                progress(float(fleet.replicas["now"].max()), last_arrival, finished, fleet.num_requests)
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
 def _result(
-    scenario: Scenario, deployment: Deployment, fleet: Fleet, requests: Requests, seed: int, interrupted: bool
+    scenario: Scenario,
+    kinds: list[tuple[Deployment, int, float]],
+    fleet: Fleet,
+    served: Served,
+    requests: Requests,
+    seed: int,
 ) -> Result:
-    replicas = fleet.replicas
+    rows, deployment = fleet.replicas, kinds[0][0]
+    counts = [count for _, count, _ in kinds]
     parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
@@ -117,24 +113,34 @@ def _result(
         engine=deployment.engine,
         memory=deployment.memory,
         seed=seed,
-        requests=fleet.requests,
+        requests=served.requests,
         request_ids=requests.request_id,
         itl_histogram=fleet.histogram,
         time_by_resource=fleet.time_by_resource,
-        busy_time=float(replicas["busy_time"].sum()),
-        end_time=float(replicas["now"].max()),
-        **{name: float(replicas[name].sum()) for name in sums},
-        num_steps=int(replicas["num_steps"].sum()),
-        num_scheduled_tokens=int(replicas["num_scheduled_tokens"].sum()),
-        num_wasted_tokens=int(replicas["num_wasted_tokens"].sum()),
-        peak_running=int(replicas["peak_running"].max()),
-        peak_blocks=int(replicas["peak_blocks"].max()),
+        busy_time=float(rows["busy_time"].sum()),
+        end_time=float(rows["now"].max()),
+        **{name: float(rows[name].sum()) for name in sums},
+        num_steps=int(rows["num_steps"].sum()),
+        num_scheduled_tokens=int(rows["num_scheduled_tokens"].sum()),
+        num_wasted_tokens=int(rows["num_wasted_tokens"].sum()),
+        peak_running=int(rows["peak_running"].max()),
+        peak_blocks=int(rows["peak_blocks"].max()),
         blocks_held=int((fleet.knobs["num_gpu_blocks"] - 1 - fleet.schedulers["free_blocks"]).sum()),
         floors={"itl": floor_itl(*parts, context), "ttft": floor_ttft(*parts, prompt)},
         provenance=provenance(*parts),
+        replicas=Replicas(
+            names=tuple(d.hardware.name for d, count, _ in kinds for _ in range(count)),
+            gpus=np.repeat([d.parallelism.num_gpus for d, _, _ in kinds], counts),
+            rows=rows,
+            usable_blocks=fleet.knobs["num_gpu_blocks"] - 1,
+            available=served.available,
+            visits=fleet.requests,
+            aborted=fleet.aborted,
+        ),
+        route=served.route,
         notes=requests.notes,
-        warmup=warmup_time(scenario, fleet.requests),
+        warmup=warmup_time(scenario, served.requests),
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,
-        itl_offsets=fleet.gap_offset if fleet.keep_gaps else None,
-        interrupted=interrupted,
+        itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
+        interrupted=served.interrupted,
     )

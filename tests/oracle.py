@@ -6,7 +6,8 @@ One replica, one scheduler, one pool of KV blocks. The rules are those of vLLM V
 Times are seconds.
 
 `simulate(requests, knobs, price)` runs requests (dicts of arrival, prompt_tokens, output_tokens, max_tokens and, if
-they share text, name and segments; sorted by arrival) to the end. What must hold in every run (blocks, tokens, requests) is asserted on the way.
+they share text, name and segments; sorted by arrival) to the end. What must hold in every run (blocks, tokens,
+requests) is asserted on the way.
 """
 
 from collections.abc import Callable

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from infersim.engine.price import StepCost
 from infersim.engine.state import ATTENTION_PRICE, RESOURCES
 
+COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens")
 TICK = 2.0**-10
 ODD_TICK = 0.7316528461937 * TICK  # for requests of scenarios that round: a near tie would be decided by the rounding
 
@@ -110,7 +111,10 @@ def with_shared_text(draw, rows: list[dict]) -> list[dict]:
         if earlier >= 0:
             before = result[earlier]
             used = sum(length for _, length in before["segments"])
-            segments += [*before["segments"], (before["name"], before["prompt_tokens"] + before["output_tokens"] - used)]
+            segments += [
+                *before["segments"],
+                (before["name"], before["prompt_tokens"] + before["output_tokens"] - used),
+            ]
         else:
             segments += draw(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 4, 12])), max_size=3))
         kept, left = [], row["prompt_tokens"]

@@ -5,12 +5,10 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given, settings
-from strategies import Scenario, scenarios
+from strategies import COLUMNS, Scenario, scenarios
 
 from infersim.engine import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
-
-COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens")
 
 
 def fleet_of(scenario: Scenario, replicas: int = 1, keep_gaps: bool = False) -> Fleet:

@@ -8,15 +8,30 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "infersim"
-ROOMS = {"spec", "models", "cost", "engine", "workload", "metrics", "explain", "report", "reproduce", "cli"}
+ROOMS = {
+    "spec",
+    "models",
+    "cost",
+    "engine",
+    "workload",
+    "cluster",
+    "metrics",
+    "explain",
+    "planning",
+    "report",
+    "reproduce",
+    "cli",
+}
 ALLOWED = {
     "spec": set(),
     "models": {"spec"},
     "cost": {"spec", "models", "engine"},  # of engine only the tables that it fills: price and state
     "engine": set(),
     "workload": {"spec"},
+    "cluster": {"spec", "engine", "workload"},
     "metrics": {"spec", "engine", "cost"},
-    "explain": {"spec", "engine", "cost", "metrics"},
+    "explain": {"spec", "models", "engine", "cost", "metrics"},
+    "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
     "reproduce": ROOMS - {"cli"},
     "cli": ROOMS,

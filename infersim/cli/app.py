@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from . import reproduce, run, show
+from . import compare, reproduce, run, show, sweep
 
 app = typer.Typer(
     help="How will this LLM deployment behave? A discrete-event simulator of inference serving.",
@@ -15,6 +15,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.add_typer(show.app, name="show")
 app.command("reproduce")(reproduce.reproduce)
 

@@ -1,9 +1,12 @@
 """What every verb does with errors: wrong input, interruption, a reader of its output that has gone."""
 
+import contextlib
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import typer
 
@@ -33,3 +36,16 @@ def guarded(verb: Callable[..., int | None]) -> Callable[..., None]:
         raise typer.Exit(code)
 
     return command
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C has no effect inside: what was computed is being written, which takes a moment."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .guard import INTERRUPTED, guarded
+from .guard import INTERRUPTED, guarded, uninterrupted
 
 SLO_MISSED = 1
 
@@ -20,7 +20,9 @@ def run(
     seed: Annotated[int | None, Option(help="Same as --set simulation.seed=N.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
     out: Annotated[Path | None, Option(metavar="DIR", help="Write result.json and requests.csv there.")] = None,
-    save_detailed: Annotated[bool, Option(help="Keep every inter-token gap, in DIR/itls.npz.")] = False,
+    save_detailed: Annotated[
+        bool, Option("--save-detailed", help="Keep every inter-token gap, in DIR/itls.npz.")
+    ] = False,
 ) -> int:
     """Simulate a scenario: how will this deployment behave?
 
@@ -40,8 +42,9 @@ def run(
     if out is not None:
         check_folder(out)
     results = simulate(description, progress=_progress if sys.stderr.isatty() else None, save_detailed=save_detailed)
-    document = summarize(results)
-    files = write_result(out, document, results, save_detailed) if out is not None else []
+    with uninterrupted():
+        document = summarize(results)
+        files = write_result(out, document, results, save_detailed) if out is not None else []
     if as_json:
         print(to_json(document))
     else:
@@ -51,7 +54,8 @@ def run(
     return SLO_MISSED if document["slo"] and not document["slo"]["met"] else 0
 
 
-def _progress(now: float, finished: int, submitted: int) -> None:
+def _progress(now: float, last_arrival: float, finished: int, submitted: int) -> None:
     """One line that overwrites itself on a terminal, wiped out at the end."""
-    text = f"{now:,.0f} s simulated, {finished:,} of {submitted:,} requests" if finished < submitted else ""
+    text = f"simulated {now:,.0f} s (arrivals end at {last_arrival:,.0f} s), {finished:,} of {submitted:,} requests"
+    text = text if finished < submitted else ""
     print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -132,9 +132,18 @@ def let_go(blocks, scheduler, b):
 
 @compiled
 def take_table(request, scheduler, tables):
-    """Give a request the first free row of block tables; free rows are linked through their last column."""
-    request.table = scheduler.free_table
-    scheduler.free_table = tables[request.table, tables.shape[1] - 1]
+    """Give a request a free row of block tables. Rows used before are linked through their last column."""
+    request.table = free_table(scheduler)
+    if scheduler.free_table >= 0:
+        scheduler.free_table = tables[request.table, tables.shape[1] - 1]
+    else:
+        scheduler.num_used_tables += 1
+
+
+@compiled
+def free_table(scheduler):
+    """The row of block tables that is given out next."""
+    return scheduler.free_table if scheduler.free_table >= 0 else scheduler.num_used_tables
 
 
 @compiled
@@ -187,38 +196,40 @@ def hash_until(request, knobs, scheduler, blocks, table, segments, full):
 
 
 @compiled
-def extend(request, knobs, scheduler, blocks, table, segments, num_tokens):
-    """Take the blocks up to num_tokens, which are known to be free, and hash those that are full by then.
-
-    Tokens in flight are not known yet: a block with one is hashed at a later step.
-    """
-    length = (num_tokens + knobs.block_size - 1) // knobs.block_size
+def take_until(request, scheduler, blocks, table, length):
+    """Take blocks, which are known to be free, until each block table has `length`."""
     for t in range(scheduler.num_tables):
         for i in range(t * scheduler.table_stride + request.table_length, t * scheduler.table_stride + length):
             table[i] = take(blocks, scheduler)
         request.num_blocks += length - request.table_length
     request.table_length = length
-    full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
-    hash_until(request, knobs, scheduler, blocks, table, segments, full)
 
 
 @compiled
-def identify(requests, knobs, scheduler, blocks, tables, segments, running):
-    """Give every block held an identity, at the first preemption of requests that share no text.
+def identify(requests, knobs, scheduler, blocks, tables, segments, replica, rank):
+    """Give every block held an identity; the others form the free queue.
 
-    Until then nobody could find a block again, so counting them was enough, and which block is whose is arbitrary.
+    Needed before the first step of requests that share text. Of others nobody can find a block again until the first
+    preemption: until then counting them is enough, and then it does not matter which block is whose. replica: whose
+    requests may hold blocks already, -1 if none does.
     """
     scheduler.identified = 1
     scheduler.free_blocks = knobs.num_gpu_blocks - 1
-    for i in range(scheduler.num_running):
-        request = requests[running[i]]
-        take_table(request, scheduler, tables)
-        full = request.num_hashed_blocks
-        request.num_hashed_blocks = 0
-        request.table_length = request.num_blocks
-        for position in range(request.table_length):
-            tables[request.table, position] = take(blocks, scheduler)
-        hash_until(request, knobs, scheduler, blocks, tables[request.table], segments, full)
+    for b in range(knobs.num_gpu_blocks):
+        blocks[b].prev = b - 1
+        blocks[b].next = b + 1
+    blocks[0].prev = knobs.num_gpu_blocks - 1
+    blocks[knobs.num_gpu_blocks - 1].next = 0
+    for q in range(len(requests) if replica >= 0 else 0):
+        request = requests[q]
+        if request.num_blocks > 0 and request.replica == replica and request.rank == rank:
+            take_table(request, scheduler, tables)
+            full = request.num_hashed_blocks
+            request.num_hashed_blocks = 0
+            request.table_length = request.num_blocks
+            for position in range(request.table_length):
+                tables[request.table, position] = take(blocks, scheduler)
+            hash_until(request, knobs, scheduler, blocks, tables[request.table], segments, full)
 
 
 @compiled

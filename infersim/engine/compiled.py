@@ -1,7 +1,7 @@
 """Compiles the engine once per machine and loads the machine code without Numba afterwards.
 
 Numba's own cache does not notice a changed callee in another file, fails without a writable folder, and costs 0.5 s of
-imports before the first call. So the object code that Numba makes of `replica.advance` is kept in a per-user folder
+imports before the first call. So the object code that Numba makes of `advance.advance` is kept in a per-user folder
 named after a hash of everything it depends on, and loaded with llvmlite (a dependency of Numba): 3 ms, and 1 us a call.
 """
 
@@ -20,7 +20,9 @@ import llvmlite.binding as llvm
 
 from .state import Arrays
 
-SOURCES = ("njit.py", "state.py", "blocks.py", "scheduler.py", "replica.py", "compiled.py")
+SOURCES = (
+    "njit.py", "state.py", "blocks.py", "scheduler.py", "replica.py", "commands.py", "advance.py", "compiled.py",
+)  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -59,13 +61,13 @@ def _compile() -> tuple[bytes, dict]:
     from numba._helperlib import c_helpers  # isort: skip
 
     from . import state
-    from .replica import advance
+    from .advance import advance
 
     resources, bins, kinds = len(state.RESOURCES), state.HISTOGRAM_BINS, state.MAX_ATTENTION_KINDS
 
     def entry(
-        call, replicas, schedulers, knobs, prices, table, steps_priced, attention, sums, scratch, requests, segments,
-        blocks, tables, running, steps, counts, step_end, histogram, gaps, gap_offset, events,
+        call, replicas, schedulers, knobs, prices, table, steps_priced, attention, sums, scratch, due, requests,
+        segments, blocks, tables, running, steps, counts, step_end, histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -81,6 +83,7 @@ def _compile() -> tuple[bytes, dict]:
                 carray(attention, (n, kinds)),
                 carray(sums, (n * ranks, kinds)),
                 carray(scratch, (ranks, resources)),
+                carray(due, (2 * c[0].num_leaves,)),
                 carray(requests, (c[0].num_requests,)),
                 carray(segments, (c[0].num_segments,)),
                 carray(blocks, (n * ranks, c[0].num_blocks)),
@@ -97,7 +100,8 @@ def _compile() -> tuple[bytes, dict]:
         )
 
     records = (
-        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "BLOCK", "EVENT",
+        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "BLOCK",
+        "EVENT",
     )  # fmt: skip
     call, replica, scheduler, knobs, price, attention, sums, request, segment, block, event = (
         numba.from_dtype(getattr(state, name)) for name in records
@@ -114,6 +118,7 @@ def _compile() -> tuple[bytes, dict]:
         i8,
         attention,
         sums,
+        f8,
         f8,
         request,
         segment,

@@ -52,6 +52,7 @@ class Fleet:
         steps_in_flight = int(self.knobs["steps_in_flight"].max())
         self.call = np.zeros(1, state.CALL)
         self.call["num_replicas"], self.call["ranks"] = n, ranks
+        self.call["num_leaves"] = 1 << (n - 1).bit_length()
         self.call["max_num_seqs"], self.call["steps_in_flight"] = max_num_seqs, steps_in_flight
         self.replicas = np.zeros(n, state.REPLICA)
         for link in ("pending_head", "unsent_head", "pending_tail"):
@@ -65,6 +66,7 @@ class Fleet:
         self._load_prices([replica.cost for replica in replicas])
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
+        self.due = np.zeros(2 * int(self.call["num_leaves"][0]))
         self.running = np.zeros((n * ranks, max_num_seqs), "i4")
         self.steps = np.zeros((n * ranks, steps_in_flight, max_num_seqs), "i4")
         self.counts = np.zeros((n * ranks, steps_in_flight), "i4")
@@ -75,8 +77,10 @@ class Fleet:
         self.keep_gaps = keep_gaps
         self.gaps = np.zeros(0, "f4")
         self.gap_offset = np.zeros(0, "i8")
-        self._requests = np.zeros(0, state.REQUEST)
         self.num_requests = 0
+        self.aborted: dict[int, float] = {}
+        self._requests = np.zeros(0, state.REQUEST)
+        self._moved()
 
     @staticmethod
     def _check(knobs) -> None:
@@ -90,28 +94,22 @@ class Fleet:
             raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
 
     def _make_blocks(self, ranks: int) -> None:
-        """Blocks, all in the free queue, and block tables, as far as prefix caching needs them."""
-        caching = self.knobs[self.knobs["enable_prefix_caching"] != 0]
-        num_blocks = 1 << (int(caching["num_gpu_blocks"].max(initial=1)) - 1).bit_length()
-        rows = int(caching["max_num_seqs"].max(initial=1))
-        num_tables = [int(k["kv_multiplicity"][: k["num_kv_groups"]].sum()) for k in self.knobs]
-        stride = [-(-int(k["max_model_len"]) // int(k["block_size"])) for k in self.knobs]
-        entries = np.array(num_tables) * stride * (self.knobs["enable_prefix_caching"] != 0)
-        columns = 1 + int(entries.max())
+        """Room for blocks and block tables, as far as prefix caching may need them: memory that is not yet touched."""
+        caching = self.knobs["enable_prefix_caching"] != 0
+        num_tables = np.array([int(k["kv_multiplicity"][: k["num_kv_groups"]].sum()) for k in self.knobs])
+        stride = -(-self.knobs["max_model_len"] // self.knobs["block_size"])
+        self.schedulers["num_tables"], self.schedulers["table_stride"] = num_tables.repeat(ranks), stride.repeat(ranks)
+        self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
+        windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
+        self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
+        num_blocks = 1 << (int(self.knobs["num_gpu_blocks"][caching].max(initial=1)) - 1).bit_length()
+        rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][caching].max(initial=0)) + 1
+        columns = int((num_tables * stride)[caching].max(initial=0)) + 1
+        self.call["num_blocks"] = num_blocks
+        self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
         self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
         self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
-        self.tables[:, :, -1] = np.arange(1, rows + 1)
         self.segments = np.zeros(1, state.SEGMENT)
-        self.call["num_blocks"], self.call["num_table_rows"], self.call["num_table_columns"] = num_blocks, rows, columns
-        for i, scheduler in enumerate(self.schedulers):
-            knobs = self.knobs[i // ranks]
-            scheduler["num_tables"], scheduler["table_stride"] = num_tables[i // ranks], stride[i // ranks]
-            scheduler["blocked_request"] = -1
-            if knobs["enable_prefix_caching"]:
-                windows = knobs["kv_window"][: knobs["num_kv_groups"]].any() or scheduler["num_tables"] > 1
-                scheduler["identified"] = self.shares_text or windows
-                ring = self.blocks[i, : knobs["num_gpu_blocks"]]
-                ring["next"], ring["prev"] = np.roll(np.arange(len(ring)), -1), np.roll(np.arange(len(ring)), 1)
 
     def _load_prices(self, costs: list[StepCost]) -> None:
         """Lay each distinct cost's tables into one flat array."""
@@ -149,39 +147,55 @@ class Fleet:
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
     def submit(
-        self, replica: int, arrival, prompt_tokens, output_tokens, max_tokens, rank=0, names=None, segments=None
+        self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=0, names=None, segments=None
     ) -> None:
-        """Requests for one replica: arrays (or scalars) of arrival times in s, nondecreasing and not in the past.
+        """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
+
+        For names and segments see `add`. Raises ValueError if an arrival lies before one submitted earlier to the same replica.
+        """
+        arrival = np.atleast_1d(np.asarray(arrival, "f8"))
+        if len(arrival) == 0:
+            return
+        if np.any(arrival[1:] < arrival[:-1]):
+            raise ValueError("arrivals must not go back in time")
+        if np.isscalar(replica):  # a view of everything: no sorting
+            parts = {int(replica): slice(None)}
+        else:
+            order = np.argsort(replica, kind="stable")
+            each, starts = np.unique(replica[order], return_index=True)
+            parts = dict(zip(each.tolist(), np.split(order, starts[1:]), strict=True))
+        for r, part in parts.items():
+            tail = int(self.replicas["pending_tail"][r])
+            if tail >= 0 and arrival[part][0] < self._requests["arrival"][tail]:
+                raise ValueError("arrivals must not go back in time")
+        first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival), names, segments)
+        new = self._requests[first : self.num_requests]
+        new["arrival"], new["replica"], new["rank"] = arrival, replica, rank
+        rows = np.arange(first, self.num_requests, dtype="i4")
+        for r, part in parts.items():
+            chain = rows[part]
+            self._requests["next"][chain[:-1]] = chain[1:]
+            self._link(r, int(chain[0]), int(chain[-1]))
+
+    def add(self, prompt_tokens, output_tokens, max_tokens, n: int, names=None, segments=None) -> int:
+        """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`.
 
         segments: (offsets i8[n + 1], names i8[m], lengths i4[m]): what prompts begin with, as in workload Requests;
         names: i8[n] of each request's own text, which follows, prompt and output; default: names that nobody else has.
-        Raises ValueError if an arrival lies before one submitted earlier to the same replica.
         """
-        arrival = np.atleast_1d(np.asarray(arrival, "f8"))
-        n = len(arrival)
-        if n == 0:
-            return
-        row = self.replicas[replica]
-        tail = int(row["pending_tail"])
-        if np.any(arrival[1:] < arrival[:-1]) or (tail >= 0 and arrival[0] < self._requests[tail]["arrival"]):
-            raise ValueError("arrivals must not go back in time")
         first, end = self.num_requests, self.num_requests + n
         if end > len(self._requests):
             grown = np.zeros(max(end, 2 * len(self._requests)), state.REQUEST)
             grown[:first] = self._requests[:first]
             self._requests = grown
         new = self._requests[first:end]
-        new["arrival"] = arrival
-        new["sent"] = new["scheduled"] = new["first_token"] = -1.0
+        new["arrival"] = new["sent"] = new["scheduled"] = new["first_token"] = -1.0
         new["last_token"] = -2.0  # unlike REPLICA.last_end at any time
         new["prompt_tokens"], new["output_tokens"], new["max_tokens"] = prompt_tokens, output_tokens, max_tokens
         new["num_tokens"] = new["prompt_tokens"]
         new["max_num_tokens"] = new["prompt_tokens"] + new["max_tokens"]
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
-        new["replica"], new["rank"] = replica, rank
-        new["next"] = np.arange(first + 1, end + 1)
-        new["next"][-1] = new["prev"] = new["last_step"] = -1
-        new["table"] = -1
+        new["replica"] = new["next"] = new["prev"] = new["last_step"] = new["table"] = -1
         new["name"] = -1 - np.arange(first, end) if names is None else names
         if segments is not None:
             if not self.shares_text:
@@ -192,27 +206,87 @@ class Fleet:
             more = np.zeros(len(segment_names), state.SEGMENT)
             more["name"], more["length"] = segment_names, lengths
             self.segments = np.concatenate([self.segments, more])
-        if tail >= 0:
-            self._requests[tail]["next"] = first
-        else:
-            row["pending_head"] = first
-        if row["unsent_head"] < 0:
-            row["unsent_head"] = first
-        row["pending_tail"] = end - 1
         self.num_requests = end
         if self.keep_gaps:
             counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")
             self.gap_offset = np.concatenate([self.gap_offset, len(self.gaps) + np.cumsum(counts) - counts])
             self.gaps = np.concatenate([self.gaps, np.zeros(int(counts.sum()), "f4")])
+        self._moved()
+        return first
+
+    def send(self, row: int, replica: int, arrival: float) -> None:
+        """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
+        self._arrival[row] = arrival
+        self._replica[row] = replica
+        self._link(replica, row, row)
+
+    def _link(self, replica: int, first: int, last: int) -> None:
+        """Append a chain of requests to what the replica has still to see."""
+        tail = self._pending_tail[replica]
+        if tail >= 0:
+            self._next[tail] = first
+        else:
+            self._pending_head[replica] = first
+        if self._unsent_head[replica] < 0:
+            self._unsent_head[replica] = first
+        self._pending_tail[replica] = last
+
+    def abort(self, row: int, time: float) -> bool:
+        """End a request at `time`, to which the fleet has been advanced; False if it had ended before."""
+        if self._command(state.ABORT, row, time):
+            self.aborted[row] = time
+            return True
+        return False
+
+    def reserve(self, row: int, replica: int, time: float) -> bool:
+        """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere; False without room."""
+        self._replica[row] = replica
+        return self._command(state.RESERVE, row, time)
+
+    def release(self, row: int, time: float) -> None:
+        """Free the blocks that a completed request kept because its `hold` was set."""
+        self._command(state.RELEASE, row, time)
+
+    def fail(self, replica: int, time: float) -> list[int]:
+        """The replica dies and forgets everything: its requests are aborted (returned), steps in flight vanish."""
+        r = self.requests
+        mine = r["replica"] == replica
+        for row in np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist():
+            self.release(row, time)
+        alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
+        ended = [row for row in alive if self.abort(row, time)]
+        row = self.replicas[replica : replica + 1]
+        row["in_flight"] = row["blocked"] = 0
+        row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
+        return ended
+
+    def _command(self, command: int, row: int, time: float) -> bool:
+        call = self.call[0]
+        call["command"], call["subject"], call["until"], call["event_mask"] = command, row, time, 0
+        self._entry(*self._addresses)
+        call["command"] = state.ADVANCE
+        return bool(call["done"])
+
+    def _moved(self) -> None:
+        """Note where the arrays are: looking it up costs more than a step."""
+        arrays = state.Arrays(
+            **{name: getattr(self, name) for name in state.Arrays._fields if name != "requests"},
+            requests=self._requests,
+        )
+        self._entry = load()
+        self._addresses = [array.ctypes.data for array in arrays]
+        self._arrival, self._replica, self._next = (self._requests[name] for name in ("arrival", "replica", "next"))
+        self._pending_head, self._unsent_head, self._pending_tail = (
+            self.replicas[name] for name in ("pending_head", "unsent_head", "pending_tail")
+        )
+        self.call["num_requests"], self.call["num_gaps"] = self.num_requests, len(self.gaps)
+        self.call["num_segments"] = len(self.segments)
 
     def next_time(self) -> float:
         """When the next of the replicas does something, as far as they know now (s): inf if never."""
         head = self.replicas["pending_head"]
-        idle = (self.replicas["in_flight"] == 0) & ~(
-            (self.schedulers["num_running"] + self.schedulers["num_waiting"])
-            .reshape(len(self.replicas), -1)
-            .any(axis=1)
-        )
+        queues = (self.schedulers["num_running"] + self.schedulers["num_waiting"]).reshape(len(self.replicas), -1)
+        idle = (self.replicas["in_flight"] == 0) & ((self.replicas["blocked"] != 0) | ~queues.any(axis=1))
         waking = (
             np.where(head >= 0, self._requests["arrival"][np.maximum(head, 0)], np.inf)
             if len(self._requests)
@@ -226,16 +300,10 @@ class Fleet:
         What is due exactly at `until` is left undone, so that requests submitted for that moment are seen by it.
         Raises RuntimeError if a replica with work cannot make progress.
         """
-        self.call["until"], self.call["event_mask"] = until, events
-        self.call["num_requests"] = self.num_requests
-        self.call["num_gaps"] = len(self.gaps)
-        self.call["num_segments"] = len(self.segments)
-        arrays = state.Arrays(
-            **{name: getattr(self, name) for name in state.Arrays._fields if name != "requests"},
-            requests=self._requests,
-        )
-        load()(*[array.ctypes.data for array in arrays])
-        stuck = int(self.call["stuck_replica"][0])
+        call = self.call[0]
+        call["until"], call["event_mask"] = until, events
+        self._entry(*self._addresses)
+        stuck = int(call["stuck_replica"])
         if stuck >= 0:
             raise RuntimeError(f"replica {stuck} has requests and makes no progress at {self.replicas[stuck]['now']} s")
-        return self.events[: int(self.call["num_events"][0])].copy()
+        return self.events[: call["num_events"]].copy()

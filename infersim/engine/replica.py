@@ -9,8 +9,9 @@ import math
 import numpy as np
 
 from .njit import compiled, inlined
-from .scheduler import free, push_back, remove, schedule
+from .scheduler import free, push_back, push_front, remove, schedule
 from .state import (
+    ABORTED,
     ACTIVATIONS,
     COMPLETED,
     COMPUTE,
@@ -22,9 +23,11 @@ from .state import (
     KV,
     LAUNCH,
     OVER_MAX_MODEL_LEN,
+    PENDING,
     PREFILL_DONE,
     PROMPT_TOO_LONG,
     REJECTED,
+    RUNNING,
     TURNED_AWAY,
     WAITING,
 )
@@ -61,6 +64,8 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
         if request.arrival > now or 0 < knobs.max_concurrency <= replica.outstanding:
             return
         replica.unsent_head = request.next
+        if request.status == ABORTED:
+            continue
         request.sent = max(request.arrival, not_before)
         reason = 0
         if request.prompt_tokens >= knobs.max_model_len:
@@ -70,6 +75,7 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
         if reason:
             request.status = REJECTED
             request.reason = reason
+            replica.num_finished += 1
             log_event(call, events, replica, q, r, TURNED_AWAY)
         else:
             count_outstanding(replica, 1, request.sent)
@@ -81,7 +87,7 @@ def join(requests, replica, schedulers, knobs):
     while replica.pending_head != replica.unsent_head:
         q = replica.pending_head
         request = requests[q]
-        if request.status != REJECTED:
+        if request.status == PENDING:
             if request.sent + knobs.host_request_time > replica.now:
                 return
             request.status = WAITING
@@ -89,7 +95,11 @@ def join(requests, replica, schedulers, knobs):
         if replica.pending_head < 0:
             replica.pending_tail = -1
         if request.status == WAITING:
-            push_back(requests, schedulers[request.rank], q)
+            if request.num_blocks > 0:  # its KV has come from elsewhere: vLLM puts it first
+                replica.num_reserved -= 1
+                push_front(requests, schedulers[request.rank], q)
+            else:
+                push_back(requests, schedulers[request.rank], q)
 
 
 @compiled
@@ -201,7 +211,11 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     if was_waiting:  # preempted while its last token was in flight
         remove(requests, scheduler, q)
     request.status = COMPLETED
-    free(request, scheduler, blocks, tables)
+    if request.hold:
+        replica.num_reserved += 1
+    else:
+        free(request, scheduler, blocks, tables)
+    replica.num_finished += 1
     count_outstanding(replica, -1, end)
     log_event(call, events, replica, q, r, FINISHED)
     if knobs.max_concurrency > 0:
@@ -215,7 +229,7 @@ def drop_finished(requests, scheduler, running):
     kept = 0
     for i in range(scheduler.num_running):
         q = running[i]
-        if requests[q].status != COMPLETED:
+        if requests[q].status == RUNNING:
             running[kept] = q
             kept += 1
     scheduler.num_running = kept
@@ -245,7 +259,7 @@ def end_step(a, r):
             if q < 0:
                 continue
             request = requests[q]
-            if request.status == COMPLETED:
+            if request.status >= COMPLETED:
                 replica.num_wasted_tokens += 1
                 continue
             tokens = request.num_output_tokens + 1
@@ -285,29 +299,15 @@ def is_empty(schedulers, first, ranks):
 @compiled
 def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     """When this replica does something next, if nobody submits anything before: inf if never."""
-    if replica.in_flight == knobs.steps_in_flight or replica.blocked:
+    if replica.in_flight == knobs.steps_in_flight or (replica.in_flight > 0 and replica.blocked):
         return max(replica.now, step_end[replica.oldest_step])
-    if replica.in_flight > 0 or not is_empty(schedulers, first, ranks):
+    if replica.in_flight > 0 or not (replica.blocked or is_empty(schedulers, first, ranks)):
         return replica.now
     q = replica.pending_head
     if q < 0:
         return INFINITY
     sent = requests[q].arrival if q == replica.unsent_head else requests[q].sent
     return max(replica.now, sent + knobs.host_request_time)
-
-
-@compiled
-def earliest_replica(a):
-    """The replica that is first to do something."""
-    earliest = INFINITY
-    chosen = 0
-    ranks = a.call[0].ranks
-    for r in range(len(a.replicas)):
-        time = next_time(a.requests, a.replicas[r], a.schedulers, r * ranks, ranks, a.knobs[r], a.step_end[r])
-        if time < earliest:
-            earliest = time
-            chosen = r
-    return chosen
 
 
 @inlined
@@ -319,6 +319,7 @@ def start_step(a, r):
     join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     observe(a, r)
     slot = (replica.oldest_step + replica.in_flight) % knobs.steps_in_flight
+    replica.blocked = 0
     tokens = 0
     sequences = 0
     for rank in range(first, first + call.ranks):
@@ -331,10 +332,10 @@ def start_step(a, r):
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
-        if replica.in_flight == 0:
-            return is_empty(a.schedulers, first, call.ranks)
+        if replica.in_flight == 0 and is_empty(a.schedulers, first, call.ranks):
+            return True
         replica.blocked = 1
-        return True
+        return replica.in_flight > 0 or replica.num_reserved > 0
     latency = price_step(a, r)
     issue = latency * price.issue_share
     ready = max(replica.now, replica.device_free)
@@ -349,33 +350,3 @@ def start_step(a, r):
     replica.busy_time += start - ready + issue
     replica.time_by_resource[HOST] += start - ready  # the host's time that the device waits for
     return True
-
-
-@compiled
-def advance(a):
-    """Advance all replicas to `call.until`, or to the first event asked for; what is due at `until` is left undone.
-
-    Without an event mask the replicas are independent and run one after another; with one they take turns in order of
-    time, so that none is ahead of the event. a: state.Arrays.
-    """
-    call = a.call[0]
-    call.num_events = 0
-    call.stuck_replica = -1
-    ranks = call.ranks
-    r = 0
-    while r < call.num_replicas and call.num_events == 0:
-        if call.event_mask:
-            r = earliest_replica(a)
-        replica = a.replicas[r]
-        time = next_time(a.requests, replica, a.schedulers, r * ranks, ranks, a.knobs[r], a.step_end[r])
-        if not time < call.until:
-            if call.event_mask:
-                return
-            r += 1
-            continue
-        replica.now = time
-        if replica.in_flight == a.knobs[r].steps_in_flight or replica.blocked:
-            end_step(a, r)
-        elif not start_step(a, r):
-            call.stuck_replica = r
-            return

@@ -4,9 +4,19 @@ Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedul
 the names are vLLM's. A request is a row of state.REQUEST, a queue a linked list through it.
 """
 
-from .blocks import extend, identify, look_up, release, release_outside_window, share, take_table
+from .blocks import (
+    free_table,
+    hash_until,
+    identify,
+    look_up,
+    release,
+    release_outside_window,
+    share,
+    take_table,
+    take_until,
+)
 from .njit import compiled, inlined
-from .state import QUERY_TILE, RUNNING, WAITING
+from .state import QUERY_TILE, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
 @compiled
@@ -138,15 +148,26 @@ def allocate(request, scheduler, knobs, num_tokens, reserve):
 
 
 @compiled
-def allocate_identified(request, scheduler, knobs, blocks, tables, segments, num_tokens):
-    """`allocate` for a running request whose blocks have an identity."""
+def extend(request, scheduler, knobs, blocks, table, segments, num_tokens):
+    """Take the blocks up to num_tokens, which are known to be free, and hash those that are full by then.
+
+    Tokens in flight are not known yet: a block with one is hashed at a later step.
+    """
+    take_until(request, scheduler, blocks, table, (num_tokens + knobs.block_size - 1) // knobs.block_size)
+    full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
+    hash_until(request, knobs, scheduler, blocks, table, segments, full)
+    set_slots(request, knobs)
+
+
+@compiled
+def allocate_identified(request, scheduler, knobs, blocks, tables, segments, num_tokens, reserve):
+    """`allocate` for a request that holds blocks with an identity."""
     table = tables[request.table]
     release_outside_window(request, knobs, scheduler, blocks, table)
     length = (num_tokens + knobs.block_size - 1) // knobs.block_size
-    if scheduler.num_tables * (length - request.table_length) > scheduler.free_blocks:
+    if scheduler.num_tables * (length - request.table_length) + reserve > scheduler.free_blocks:
         return False
-    extend(request, knobs, scheduler, blocks, table, segments, num_tokens)
-    set_slots(request, knobs)
+    extend(request, scheduler, knobs, blocks, table, segments, num_tokens)
     return True
 
 
@@ -158,7 +179,7 @@ def cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, num_to
     """
     if q == scheduler.blocked_request and scheduler.blocked_need + watermark > scheduler.free_blocks:
         return -1
-    length = look_up(request, knobs, scheduler, blocks, segments, tables[scheduler.free_table])
+    length = look_up(request, knobs, scheduler, blocks, segments, tables[free_table(scheduler)])
     if knobs.reserve_full_isl:
         needed = blocks_of_whole_sequence(knobs, num_tokens) - scheduler.hit_blocks + scheduler.idle_hit_blocks
         if needed + watermark > scheduler.free_blocks:
@@ -177,18 +198,23 @@ def allocate_cached(request, scheduler, knobs, blocks, tables, segments, cached,
     needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
     if needed + reserve > scheduler.free_blocks:
         return False
+    share_hits(request, scheduler, blocks, tables, hit)
+    extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached + n)
+    return True
+
+
+@compiled
+def share_hits(request, scheduler, blocks, tables, length):
+    """Give a request its row of block tables, in which the `length` blocks of its look-up stand, and hold those."""
     take_table(request, scheduler, tables)
     table = tables[request.table]
     for t in range(scheduler.num_tables):
-        for i in range(t * scheduler.table_stride, t * scheduler.table_stride + hit):
+        for i in range(t * scheduler.table_stride, t * scheduler.table_stride + length):
             if table[i] > 0:
                 share(blocks, scheduler, table[i])
     scheduler.blocked_request = -1
-    request.table_length = hit
+    request.table_length = length
     request.num_blocks = scheduler.hit_blocks
-    extend(request, knobs, scheduler, blocks, table, segments, cached + n)
-    set_slots(request, knobs)
-    return True
 
 
 @compiled
@@ -206,7 +232,8 @@ def free(request, scheduler, blocks, tables):
 def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
     """Preempt the last running request for recomputation (vLLM V1's FCFS victim); returns it."""
     if knobs.enable_prefix_caching and not scheduler.identified:
-        identify(requests, knobs, scheduler, blocks, tables, segments, running)
+        first = requests[running[0]]
+        identify(requests, knobs, scheduler, blocks, tables, segments, first.replica, first.rank)
     scheduler.num_running -= 1
     victim = running[scheduler.num_running]
     request = requests[victim]
@@ -228,6 +255,8 @@ def schedule(
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
     samples a token, else its bitwise complement; sums: SUMS[kinds]; blocks, tables: this rank's of state.Arrays.
     """
+    if scheduler.identified < 0:
+        identify(requests, knobs, scheduler, blocks, tables, segments, -1, -1)
     budget = knobs.max_num_batched_tokens
     count = 0
     preempted = False
@@ -257,7 +286,7 @@ def schedule(
             victim = -1
             while True:
                 if scheduler.identified:
-                    if allocate_identified(request, scheduler, knobs, blocks, tables, segments, computed + n):
+                    if allocate_identified(request, scheduler, knobs, blocks, tables, segments, computed + n, 0):
                         break
                 elif allocate(request, scheduler, knobs, computed + n, 0):
                     break
@@ -289,19 +318,20 @@ def schedule(
         while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
             request = requests[q]
             after = request.next
+            if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
+                break  # rows of block tables are left for what runs
             if request.last_step >= replica.num_steps - replica.in_flight:
                 q = after  # preempted, and a step with it is still to come back
                 continue
             num_tokens = request.prompt_tokens + request.num_output_tokens
             watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
-            cached = 0
-            if scheduler.identified:
-                cached = cached_tokens(
-                    q, request, scheduler, knobs, blocks, tables, segments, num_tokens, watermark
-                )
-                if cached < 0:
+            computed = request.num_computed_tokens  # its KV came from elsewhere
+            looked_up = scheduler.identified and request.table < 0
+            if looked_up:
+                computed = cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, num_tokens, watermark)
+                if computed < 0:
                     break
-            n = num_tokens - cached
+            n = num_tokens - computed
             if 0 < threshold < n:
                 n = threshold
             if n > budget and not knobs.chunked_prefill:
@@ -310,18 +340,22 @@ def schedule(
                     continue
                 break
             n = min(n, budget)
-            if scheduler.identified:
-                if not allocate_cached(
-                    request, scheduler, knobs, blocks, tables, segments, cached, n, watermark
-                ):
+            if looked_up:
+                if not allocate_cached(request, scheduler, knobs, blocks, tables, segments, computed, n, watermark):
                     break
             else:
                 if (
                     knobs.reserve_full_isl
-                    and blocks_of_whole_sequence(knobs, num_tokens) + watermark > scheduler.free_blocks
+                    and blocks_of_whole_sequence(knobs, num_tokens) - request.num_blocks + watermark
+                    > scheduler.free_blocks
                 ):
                     break
-                if not allocate(request, scheduler, knobs, n, watermark):
+                if scheduler.identified:
+                    if not allocate_identified(
+                        request, scheduler, knobs, blocks, tables, segments, computed + n, watermark
+                    ):
+                        break
+                elif not allocate(request, scheduler, knobs, computed + n, watermark):
                     break
             remove(requests, scheduler, q)
             request.status = RUNNING
@@ -329,11 +363,11 @@ def schedule(
             scheduler.num_running += 1
             if request.scheduled < 0.0:
                 request.scheduled = replica.now
-                request.num_cached_tokens = cached
-            add_to_sums(sums, attention, num_kinds, cached, n)
+                request.num_cached_tokens = computed if looked_up else 0
+            add_to_sums(sums, attention, num_kinds, computed, n)
             request.last_step = replica.num_steps
-            request.num_computed_tokens = cached + n
-            if cached + n == request.num_tokens:
+            request.num_computed_tokens = computed + n
+            if computed + n == request.num_tokens:
                 request.num_tokens += placeholder
                 step[count] = q
             else:

@@ -12,7 +12,7 @@ RESOURCES = ("weights", "kv", "activations", "compute", "launch", "collectives",
 WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(RESOURCES))
 
 # --- request status ---------------------------------------------------------------------------------------------------
-PENDING, WAITING, RUNNING, COMPLETED, REJECTED = range(5)
+PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
 # why a request was rejected
 PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN = 1, 2
 REJECTION_REASONS = {
@@ -35,6 +35,7 @@ def histogram_centres() -> np.ndarray:
 
 QUERY_TILE = 128  # queries per tile of a prefill attention kernel (FlashAttention 2/3 block sizes 64-192)
 MAX_ATTENTION_KINDS = 4
+RESERVED_PER_SEQUENCE = 3  # times max_num_seqs: requests that may hold block tables without running
 
 # One row per request of the whole fleet: running state first (what every step touches shares a cache line), then the
 # input columns and the record that remains.
@@ -51,6 +52,7 @@ REQUEST = np.dtype(
         ("num_blocks", "i4"),  # KV blocks held
         ("status", "i1"),
         ("reason", "i1"),
+        ("hold", "i1"),  # keep its blocks when it completes, until they are released
         ("replica", "i2"),
         ("rank", "i2"),  # the data-parallel rank of the replica that serves it
         ("next", "i4"),  # links of its queue, -1 ends it
@@ -153,11 +155,13 @@ REPLICA = np.dtype(
         ("last_end", "f8"),  # end of the step processed last
         ("in_flight", "i4"),
         ("oldest_step", "i4"),  # ring index of the oldest step in flight
-        ("blocked", "i4"),  # the schedule at `now` came out empty: wait for a completion
+        ("blocked", "i4"),  # the schedule at `now` came out empty: wait for a completion, or for something to change
+        ("num_reserved", "i4"),  # requests that hold blocks outside the scheduler: before they are sent, or held
         ("pending_head", "i4"),  # requests in order of arrival: visible later ...
         ("unsent_head", "i4"),  # ... and from here on not yet sent by the client
         ("pending_tail", "i4"),
         ("outstanding", "i4"),  # sent and not finished
+        ("num_finished", "i4"),  # completed, rejected or aborted
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_scheduled_tokens", "i8"),
@@ -184,10 +188,11 @@ SCHEDULER = np.dtype(
         ("waiting_head", "i4"),
         ("waiting_tail", "i4"),
         ("free_blocks", "i4"),
-        ("identified", "i4"),  # blocks have an identity: something may be found again
+        ("identified", "i4"),  # blocks have an identity, since something may be found again; -1: before the first step
         ("num_tables", "i4"),  # block tables of a request
         ("table_stride", "i4"),  # most blocks in each
-        ("free_table", "i4"),  # first free row of block tables
+        ("free_table", "i4"),  # first free row of block tables that was used before, or -1
+        ("num_used_tables", "i4"),  # rows that were ever used
         ("hit_blocks", "i4"),  # of the request looked up last
         ("idle_hit_blocks", "i4"),  # those among them that nobody holds
         ("awaited", "i8"),  # the first hash that was missing
@@ -227,11 +232,18 @@ PRICE = np.dtype(
 PREFILL_DONE, FINISHED, TURNED_AWAY = 1, 2, 4
 EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind", "i4")], align=True)
 
+# What the compiled loop is asked to do: go on, or one thing to one request at the moment `until`.
+ADVANCE, ABORT, RESERVE, RELEASE = range(4)
+
 # Sizes of the arrays, and what the caller asks for.
 CALL = np.dtype(
     [
+        ("command", "i8"),
+        ("subject", "i8"),  # the request that the command is about
+        ("done", "i8"),  # whether the command could be carried out
         ("until", "f8"),
         ("num_replicas", "i8"),
+        ("num_leaves", "i8"),  # the power of two that is no less
         ("ranks", "i8"),
         ("num_requests", "i8"),
         ("max_num_seqs", "i8"),  # the largest of all replicas: the stride of `running` and of the steps in flight
@@ -264,6 +276,7 @@ class Arrays(NamedTuple):
     attention: np.ndarray  # ATTENTION_PRICE[R, 4]
     sums: np.ndarray  # SUMS[R * ranks, 4]
     scratch: np.ndarray  # f8[ranks, 8], a rank's attention by resource
+    due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
     requests: np.ndarray  # REQUEST[n]
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]

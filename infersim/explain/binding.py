@@ -25,7 +25,7 @@ NEAR_LIMIT = 0.9  # a limit whose peak use is above this share is one that reque
 
 @dataclass(frozen=True)
 class Binding:
-    """name: a resource, max_num_seqs, kv_blocks or none; text: for people.
+    """name: a resource, max_num_seqs, kv_blocks or none; text and ceiling: for people.
 
     factor: what the same work could be done faster by at most if it were lifted (Amdahl's law on busy time; time that
     overlaps with something else is not gained, hence at most).
@@ -38,22 +38,22 @@ class Binding:
 
 
 def find_binding(result: Result) -> Binding:
-    """The limit of admission that requests wait for, if they do; else the resource that most busy time goes to."""
+    """Of the resources, and of the limit of admission if requests wait for it, the one that would gain the most."""
     if result.busy_time <= 0:
         return Binding("none", "nothing: no step was run", 1.0, "")
     seconds = dict(zip(RESOURCES, result.time_by_resource.tolist(), strict=True))
     top = max(seconds, key=seconds.get)
+    factor = _amdahl(result.busy_time, seconds[top])
     in_engine = result.waiting_time + result.running_time
     waiting = result.waiting_time / in_engine if in_engine > 0 else 0.0
     limit = _admission_limit(result) if waiting > QUEUE_SHARE else None
-    if limit:
-        shared = sum(seconds[name] for name in PER_STEP)
-        factor = _amdahl(result.busy_time, shared)
-        ceiling = f"a batch without limit would share out what a step costs anyway: {_at_most(factor)} the throughput"
-        return Binding(limit[0], f"{limit[1]}; {waiting:.0%} of the time in the engine is waiting", factor, ceiling)
-    factor = _amdahl(result.busy_time, seconds[top])
+    without_limit = _amdahl(result.busy_time, sum(seconds[name] for name in PER_STEP))
+    if limit and without_limit > factor:
+        text = f"{limit[1]}; requests wait for {waiting:.0%} of their time in the engine"
+        ceiling = f"without that limit {_at_most(without_limit)}: a larger batch shares what a step costs anyway"
+        return Binding(limit[0], text, without_limit, ceiling)
     text = f"{DOING[top]}: {seconds[top] / result.busy_time:.0%} of the busy time"
-    return Binding(top, text, factor, f"if that cost nothing: {_at_most(factor)} the throughput")
+    return Binding(top, text, factor, f"were that free, the same steps would be {_at_most(factor)}")
 
 
 def _admission_limit(result: Result) -> tuple[str, str] | None:
@@ -76,4 +76,4 @@ def _amdahl(busy: float, lifted: float) -> float:
 
 
 def _at_most(factor: float) -> str:
-    return f"at most {factor:.3g} times" if np.isfinite(factor) else "any multiple of"
+    return f"at most {factor:.3g} times faster" if np.isfinite(factor) else "faster without bound"

@@ -45,6 +45,8 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "slo": _slo(first, metrics, verdict),
         "verdict": asdict(verdict),
         "memory": asdict(first.memory),
+        "replicas": first.replicas.figures(),
+        "route": first.route | first.replicas.balance(),
         "explain": _explain(results, metrics),
         "provenance": first.provenance,
         "assumed": _assumed(first, counts),
@@ -69,11 +71,10 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
 def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
     result = results[0]
     binding = find_binding(result)
-    replicas = result.scenario.cluster.replicas
     seconds = {name: float(t) for name, t in zip(RESOURCES, result.time_by_resource, strict=True)}
-    available = result.end_time * replicas
+    available = float(result.replicas.available.sum())
     floors = {name: result.floors[name] * 1e3 for name in ("itl", "ttft")}
-    blocks = result.memory.num_gpu_blocks - 1
+    rows, blocks = result.replicas.rows, result.replicas.usable_blocks
 
     def share_of(floor: float, mean: float | None) -> float | None:
         return floor / mean if mean else None
@@ -82,6 +83,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         return integral / available if available > 0 else None
 
     done = result.requests[result.measured]
+    one_by_one = len(done) and done["arrival"][0] < done["arrival"][-1]  # else waiting is what a closed loop is about
     return {
         "binding": binding.text,
         "binding_constraint": binding.name,
@@ -95,15 +97,15 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "floor_share_itl": share_of(floors["itl"], metrics["mean_itl_ms"]),
         "floor_share_ttft": share_of(floors["ttft"], metrics["mean_ttft_ms"]),
         "mean_queue_ms": float((done["scheduled"] - done["sent"]).mean()) * 1e3 if len(done) else None,
-        "mean_client_queue_ms": float((done["sent"] - done["arrival"]).mean()) * 1e3 if len(done) else None,
+        "mean_client_queue_ms": float((done["sent"] - done["arrival"]).mean()) * 1e3 if one_by_one else None,
         "num_steps": result.num_steps,
         "mean_tokens_per_step": result.num_scheduled_tokens / result.num_steps if result.num_steps else None,
         "wasted_tokens": result.num_wasted_tokens,
         "mean_running": over_time(result.running_time),
         "mean_waiting": over_time(result.waiting_time),
         "peak_running": result.peak_running,
-        "mean_kv_usage": over_time(result.block_time / blocks),
-        "peak_kv_usage": result.peak_blocks / blocks,
+        "mean_kv_usage": over_time(float((rows["block_time"] / blocks).sum())),
+        "peak_kv_usage": float((rows["peak_blocks"] / blocks).max()),
     }
 
 

@@ -1,8 +1,11 @@
 """What must be true of every run, checked at its end."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
+
+from infersim.engine.state import COMPLETED
 
 from .latency import count
 from .result import Result
@@ -16,24 +19,24 @@ class ConservationError(RuntimeError):
 
 def check_conservation(result: Result) -> None:
     """ConservationError naming every law that a run breaks: requests, blocks, tokens, time, order, Little."""
-    broken = [law for law in (*_counts(result), *_order(result), *_sums(result)) if law]
+    broken = [*_counts(result), *_order(result), *_sums(result)]
     if broken:
         raise ConservationError("this is a bug in infersim: " + "; ".join(broken))
 
 
-def _counts(result: Result):
+def _counts(result: Result) -> Iterator[str]:
     counts = count(result)
     ends = sum(counts[key] for key in ("completed", "rejected", "timed_out", "lost", "unfinished"))
     if counts["submitted"] != ends:
         yield f"{counts['submitted']} requests submitted, {ends} accounted for"
     if counts["unfinished"] and not result.interrupted:
         yield f"{counts['unfinished']} requests were never finished nor rejected"
-    r = result.requests
+    r = result.replicas.visits
     if held := int(r["num_blocks"].sum()) - result.blocks_held:
         yield f"requests hold {held} KV blocks more than the engine knows of"
-    if result.completed.any() and (r["num_blocks"][result.completed] != 0).any():
-        yield "a completed request holds KV blocks"
-    done = r[result.completed]
+    if not result.interrupted and r["num_blocks"].any():
+        yield "a request holds KV blocks"
+    done = result.requests[result.completed]
     outputs = done["num_output_tokens"].astype("i8")
     if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
         yield "a completed request has not the tokens it was to generate"
@@ -44,7 +47,7 @@ def _counts(result: Result):
         yield "there are not as many inter-token gaps as tokens between"
 
 
-def _order(result: Result):
+def _order(result: Result) -> Iterator[str]:
     done = result.requests[result.completed]
     steps = ("arrival", "sent", "scheduled", "first_token", "last_token")
     for before, after in itertools.pairwise(steps):
@@ -56,14 +59,18 @@ def _order(result: Result):
         yield "a request ended after the end of the run"
 
 
-def _sums(result: Result):
+def _sums(result: Result) -> Iterator[str]:
     split = float(result.time_by_resource.sum())
     if (result.time_by_resource < 0).any() or _differ(split, result.busy_time):
         yield f"time by resource adds up to {split} s of {result.busy_time} s busy"
     if result.interrupted:  # clocks of several replicas stand apart
         return
-    done = result.requests[result.completed]
+    visits = result.replicas.visits
+    done = visits[visits["status"] == COMPLETED]
     sojourns = float((done["last_token"] - done["sent"]).sum())
+    sojourns += sum(
+        time - visits["sent"][row] for row, time in result.replicas.aborted.items() if visits["sent"][row] >= 0
+    )
     if _differ(sojourns, result.outstanding_time):
         yield f"Little's law: sojourns add up to {sojourns} s, the integral of requests is {result.outstanding_time} s"
 

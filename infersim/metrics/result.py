@@ -7,6 +7,8 @@ import numpy as np
 
 from infersim.engine.state import COMPLETED, REJECTED, REJECTION_REASONS
 
+from .replicas import Replicas
+
 if TYPE_CHECKING:
     import pandas
 
@@ -56,6 +58,9 @@ class Result:
     """itl, ttft: s, what no software on this device can be faster than"""
     provenance: list[dict[str, Any]]
     """one row per operator class and dtype: its efficiencies, where they come from and who says so"""
+    replicas: Replicas
+    route: dict[str, Any]
+    """how requests found their replica, JSON-ready"""
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken"""
     warmup: float = 0.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from infersim.files import replace_file
 from infersim.metrics.result import Result
 from infersim.spec.errors import InputError
 
@@ -42,30 +43,17 @@ def write_result(folder: Path, document: dict[str, Any], results: list[Result], 
     Replaces what an earlier run left there; returns the paths. itls.npz: `itl` f4[...] in s, request after request,
     `offset` i8[n] where each request's gaps begin, `request_id` i8[n].
     """
-    _replace(folder / REQUESTS, lambda file: _write_requests(file, results))
+    replace_file(folder / REQUESTS, lambda file: _write_requests(file, results), "--out")
     written = [REQUESTS]
     first = results[0]
     if gaps:
         arrays = {"itl": first.itl_gaps, "offset": first.itl_offsets, "request_id": first.request_ids}
-        _replace(folder / GAPS, lambda file: np.savez(file, **arrays))
+        replace_file(folder / GAPS, lambda file: np.savez(file, **arrays), "--out")
         written.append(GAPS)
     else:
         (folder / GAPS).unlink(missing_ok=True)
-    _replace(folder / RESULT, lambda file: file.write(to_json(document).encode() + b"\n"))
+    replace_file(folder / RESULT, lambda file: file.write(to_json(document).encode() + b"\n"), "--out")
     return [str(folder / name) for name in (RESULT, *written)]
-
-
-def _replace(path: Path, write: Any) -> None:
-    """`write` to a binary file beside `path`, then put it in its place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"--out {path}: cannot be written: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_requests(file: Any, results: list[Result]) -> None:

@@ -1,13 +1,15 @@
 """The answer of a run on one screen: at most 40 lines of at most 100 columns, plain, or coloured for a terminal."""
 
+import os
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import IO, Any
 
 WIDTH = 100
 LABEL = 11
+GIB = 2**30
 MAX_LINES = 40
-MAX_ASSUMPTIONS = 9
 STYLES = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m"}
 RESET = "\x1b[0m"
 
@@ -18,27 +20,23 @@ Line = tuple[str, str]
 def print_report(document: dict[str, Any], files: list[str], stream: IO[str] | None = None) -> None:
     """Prints the document of `explain.summary`; in colour if `stream` (default: stdout) is a terminal."""
     stream = stream or sys.stdout
-    colour = stream.isatty()
+    colour = stream.isatty() and "NO_COLOR" not in os.environ  # no-color.org
     for style, text in render(document, files):
         stream.write(f"{STYLES[style]}{text}{RESET}\n" if colour and style else f"{text}\n")
 
 
 def render(document: dict[str, Any], files: list[str]) -> list[Line]:
     """The lines of the report."""
-    lines = [
-        *_head(document),
-        ("", ""),
-        *_metrics(document),
-        ("", ""),
-        *_why(document["explain"]),
-        ("", ""),
-        *_memory(document["memory"], document["engine"]),
-        ("", ""),
-    ]
-    lines += _field("assumed", document["assumed"][:MAX_ASSUMPTIONS])
-    for file in files:
-        lines += _field("written", [file])
-    return lines[:MAX_LINES]
+    blank = ("", "")
+    lines = [*_head(document), blank, *_metrics(document), blank, *_why(document["explain"])]
+    lines += [*_cluster(document["replicas"], document["route"]), blank]
+    lines += [*_memory(document["memory"], document["engine"]), blank]
+    last = _field("written", files)
+    assumed = _field("assumed", document["assumed"])
+    room = MAX_LINES - len(lines) - len(last)
+    if len(assumed) > room:
+        assumed = [*assumed[: room - 1], *_field("", [f"... and {len(assumed) - room + 1} lines more with --json"])]
+    return lines + assumed + last
 
 
 def _head(document: dict) -> list[Line]:
@@ -48,11 +46,14 @@ def _head(document: dict) -> list[Line]:
     copies = f" x {replicas} replicas" if replicas > 1 else ""
     model = scenario["model"].rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     title = f"{model} on {gpus} {scenario['hardware']['name']}{copies}, {document['engine']['preset']}"
+    title += f", {_load(scenario['workload'])}"
     state = verdict["state"].upper()
     growth = f", backlog grows by {verdict['backlog_per_s']:.3g} requests/s" if verdict["backlog_per_s"] else ""
     if document["interrupted"]:
         state = f"INTERRUPTED, {verdict['state']} so far"
-    lines = [("head", title), ("good" if state == "STABLE" else "bad", f"{state}{growth}: {verdict['reason']}")]
+    mood = "good" if state == "STABLE" else "bad"
+    lines = [("head", title[:WIDTH])]
+    lines += [(mood, line) for line in textwrap.wrap(f"{state}{growth}: {verdict['reason']}", WIDTH)]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
     parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
     parts += [f"{counts['preemptions']:,} preemptions"] if counts["preemptions"] else []
@@ -63,6 +64,18 @@ def _head(document: dict) -> list[Line]:
         if not slo["met"]:
             lines[-1] = ("bad", lines[-1][1])
     return lines
+
+
+def _load(workload: dict) -> str:
+    """What arrives, in a few words."""
+    if workload["ramp_up"]:
+        return "{start_rps:g} to {end_rps:g} requests/s".format(**workload["ramp_up"])
+    if workload["request_rate"] == "inf":
+        clients = workload["max_concurrency"]
+        return f"{clients} clients in a closed loop" if clients else "all requests at once"
+    if workload["request_rate"]:
+        return f"{workload['request_rate']:g} requests/s"
+    return workload["trace"].rstrip("/").rsplit("/", 1)[-1][:40]
 
 
 def _gpus(parallelism: dict) -> int:
@@ -97,18 +110,18 @@ def _why(explain: dict) -> list[Line]:
         lines += _field("ceiling", [explain["ceiling"]])
     if explain["busy_s"]:
         ranked = sorted(explain["time_by_resource"].items(), key=lambda item: -item[1])
-        shares = [f"{name} {t / explain['busy_s']:.1%}" for name, t in ranked if t > 0]
-        busy = f"busy {_percent(explain['busy_share'])} of the time"
-        lines += _field("time", [f"{', '.join(shares)} ({busy}, {explain['num_steps']:,} steps)"])
+        shares = [f"{name} {t / explain['busy_s']:.1%}" for name, t in ranked if t > 0.0005 * explain["busy_s"]]
+        busy = f"busy {_percent(explain['busy_share'])} of the time, {explain['num_steps']:,} steps"
+        lines += _field("time", [f"{busy}: {', '.join(shares)}"])
     floors = [
-        f"{name} {_number(explain[f'floor_{name}_ms'])} ms ({_percent(explain[f'floor_share_{name}'])} of the mean)"
+        f"{name} {_number(explain[f'floor_{name}_ms'])} ms, {_percent(explain[f'floor_share_{name}'])} of the mean"
         for name in ("itl", "ttft")
     ]
-    lines += _field("floors", ["no software on this device is faster than " + ", ".join(floors)])
+    lines += _field("floors", ["; ".join(floors)])
     batch = (
         f"{_number(explain['mean_running'])} running (peak {explain['peak_running']:,}),"
-        f" {_number(explain['mean_waiting'])} waiting, {_number(explain['mean_queue_ms'])} ms in the queue;"
-        f" KV blocks {_percent(explain['mean_kv_usage'])} used (peak {_percent(explain['peak_kv_usage'])})"
+        f" {_number(explain['mean_waiting'])} waiting ({_number(explain['mean_queue_ms'])} ms each);"
+        f" KV {_percent(explain['mean_kv_usage'])} used (peak {_percent(explain['peak_kv_usage'])})"
     )
     lines += _field("batch", [batch])
     if (explain["mean_client_queue_ms"] or 0) > 0.1:
@@ -116,24 +129,42 @@ def _why(explain: dict) -> list[Line]:
     return lines
 
 
+def _cluster(replicas: list[dict], route: dict) -> list[Line]:
+    """How several replicas shared the work, least to most."""
+    if len(replicas) == 1:
+        return []
+
+    def span(name: str, form: Callable[[Any], str]) -> str:
+        values = [row[name] for row in replicas]
+        low, high = form(min(values)), form(max(values))
+        return low if low == high else f"{low} to {high}"
+
+    shares = (
+        f"{route['policy']}: {span('requests', '{:,}'.format)} requests each, busy {span('busy_share', _percent)},"
+        f" KV blocks {span('mean_kv_usage', _percent)} (peak {span('peak_kv_usage', _percent)})"
+    )
+    return _field("replicas", [shares])
+
+
 def _memory(memory: dict, engine: dict) -> list[Line]:
     parts = [
-        f"{name} {memory[key] / 1e9:.2f}"
+        f"{name} {memory[key] / GIB:.2f}"
         for name, key in (
             ("weights", "weights_bytes"),
             ("activations", "activation_bytes"),
-            ("CUDA graphs", "cuda_graph_bytes"),
-            ("overhead", "overhead_bytes"),
-            ("KV cache", "kv_bytes"),
+            ("graphs", "cuda_graph_bytes"),
+            ("other", "overhead_bytes"),
+            ("KV", "kv_bytes"),
         )
         if memory[key]
     ]
-    total = f"{memory['total_bytes'] / 1e9:.2f} GB x {engine['gpu_memory_utilization']:g}"
+    total = f"{memory['total_bytes'] / GIB:.1f} GiB x {engine['gpu_memory_utilization']:g}"
     blocks = (
-        f"{memory['num_gpu_blocks']:,} KV blocks of {memory['block_size']} tokens,"
-        f" {memory['kv_bytes_per_token']:,.0f} B per token: room for {memory['max_concurrency']:.3g} sequences of {engine['max_model_len']:,} tokens"
+        f"{memory['num_gpu_blocks']:,} KV blocks of {memory['block_size']} tokens x"
+        f" {memory['kv_bytes_per_token']:,.0f} B: {_number(memory['max_concurrency'])} sequences of"
+        f" {engine['max_model_len']:,} tokens"
     )
-    return _field("memory", [f"{total} = {memory['usable_bytes'] / 1e9:.2f} GB: {', '.join(parts)}", blocks])
+    return _field("memory", [f"{total}: {', '.join(parts)}", blocks])
 
 
 def _field(label: str, texts: list[str]) -> list[Line]:

@@ -1,11 +1,13 @@
 """A scenario: everything that one run needs, read from YAML."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from .base import Description
+from .cluster import Cluster
 from .engine import Engine
 from .errors import InputError
 from .hardware import Hardware, load_hardware
@@ -24,12 +26,6 @@ def _warmup(value: Any) -> float | str:
 def _not_yet(value: Any) -> None:
     if value is not None:
         raise ValueError(f"must be null: speculation is not modelled yet (got {short(value)})")
-
-
-class Cluster(Description):
-    """Copies of the engine."""
-
-    replicas: Annotated[Count, Field(le=10_000)] = 1
 
 
 class Simulation(Description):
@@ -77,6 +73,22 @@ def load_scenario(name_or_path: str | Path, overrides: list[str] | tuple[str, ..
     return build_scenario(load_yaml(path), str(path), overrides, path)
 
 
+def load_variants(name_or_path: str | Path, variants: Iterable[Sequence[str]]) -> list[Scenario]:
+    """The scenario with each of several lists of overrides, its files read once. InputError: all problems of all."""
+    path = find("scenarios", name_or_path)
+    data, where, problems = load_yaml(path), str(path), []
+    if isinstance(data, dict):
+        for key, load in LOAD.items():
+            if isinstance(data.get(key), str):
+                _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, path)}))
+    scenarios: list[Scenario] = []
+    for overrides in variants:
+        _collect(problems, lambda given=overrides: scenarios.append(build_scenario(data, where, given, path)))
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    return scenarios
+
+
 def build_scenario(
     data: Any, where: str, overrides: list[str] | tuple[str, ...] = (), near_file: Path | None = None
 ) -> Scenario:
@@ -94,8 +106,11 @@ def build_scenario(
             _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, near_file)}))
     if isinstance(data.get("workload"), dict):
         data["workload"] = _anchored(data["workload"], near_file)
+    if isinstance(data.get("cluster"), dict):
+        data["cluster"] = _load_kinds(data["cluster"], where, near_file, problems)
     # what could not be loaded is still a name, and has its own message already
     unloaded = tuple(f"{where}: {key}:" for key in ("hardware", "workload") if isinstance(data.get(key), str))
+    unloaded += tuple(line[: line.index("hardware:") + 9] for line in problems if ": cluster." in line)
     try:
         scenario = Scenario.validate(data, where)
     except InputError as error:
@@ -129,6 +144,29 @@ def _override(data: dict, text: str, where: str, near_file: Path | None) -> None
         here[key] = dict(inner or {})
         here = here[key]
     here[last] = parse_yaml(value, asked)
+
+
+def _load_kinds(cluster: dict, where: str, near_file: Path | None, problems: list[str]) -> dict:
+    """The cluster with the hardware of its kinds read by name, and their models as seen from the file."""
+    cluster = dict(cluster)
+
+    def loaded(kind: Any, path: str) -> Any:
+        if not isinstance(kind, dict):
+            return kind
+        kind = dict(kind)
+        if "model" in kind:
+            kind["model"] = _beside(kind["model"], near_file)
+        if isinstance(kind.get("hardware"), str):
+            at = f"{where}: cluster.{path}.hardware"
+            _collect(
+                problems,
+                lambda: kind.update(hardware=load_hardware(kind["hardware"], near_file, at).model_dump(mode="json")),
+            )
+        return kind
+
+    if isinstance(cluster.get("kinds"), list):
+        cluster["kinds"] = [loaded(kind, f"kinds.{i}") for i, kind in enumerate(cluster["kinds"])]
+    return cluster
 
 
 def _load_hardware(name: str, where: str, near_file: Path | None) -> dict:

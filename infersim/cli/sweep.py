@@ -1,0 +1,58 @@
+"""`infersim sweep`: one scenario at every point of a grid."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from .guard import guarded
+
+
+@guarded
+def sweep(
+    scenario: Annotated[str, Argument(help="Name or path of a scenario file.")],
+    over: Annotated[
+        list[str],
+        Option(metavar="KEY=VALUES", help="Values of a setting: 1,2,4 or start:stop:step or start:stop:*factor."),
+    ],
+    overrides: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override at every point.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Write each point there as it is done; run again to go on.")
+    ] = None,
+    workers: Annotated[int, Option(help="Processes; -1: every core.")] = -1,
+    executor: Annotated[str, Option(help="local, or ray: a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None, Option(help="Of the Ray cluster, e.g. 10.0.0.1:6379; default: the one here.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+) -> None:
+    """Run a scenario at every combination of some settings' values.
+
+    Several --over make a grid. An interrupted sweep goes on where it was when it is run again with the same --out.
+    """
+    from infersim.planning.grid import parse_axis
+    from infersim.planning.sweep import rows
+    from infersim.planning.sweep import sweep as run_sweep
+    from infersim.report.files import to_json
+    from infersim.report.sweep import check_sweep_folder, print_sweep, write_sweep
+    from infersim.spec.errors import InputError
+
+    if workers == 0 or workers < -1:
+        raise InputError(f"--workers {workers}: must be -1 or a number of processes")
+    axes = [parse_axis(text) for text in over]
+    keys = [key for key, _ in axes]
+    if repeated := {key for key in keys if keys.count(key) > 1}:
+        raise InputError(f"--over {key}: is given twice; must be one list of values" for key in sorted(repeated))
+    if out is not None:
+        check_sweep_folder(out)
+    from .progress import Bar
+
+    outcomes = run_sweep(scenario, dict(axes), overrides or [], out, workers, executor, address, Bar())
+    table = list(rows(outcomes))
+    files = write_sweep(out, table) if out is not None else []
+    if as_json:
+        print(to_json({"over": dict(axes), "points": outcomes}))
+    else:
+        print_sweep(table, keys, files)

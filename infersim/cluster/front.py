@@ -1,0 +1,88 @@
+"""The front door of a cluster: requests arrive, a router sends each to a replica, clients learn that it is done."""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ..engine.fleet import Fleet
+from ..engine.state import FINISHED
+from ..spec.cluster import Cluster
+from ..workload.requests import Requests
+from .clock import Clock
+from .prefixes import PrefixTree
+from .routers import Router
+from .signals import Signals
+
+
+class Front:
+    """One run of requests through replicas that a router chooses among, request by request.
+
+    Row i of the fleet is request i. weights: f8[k], of the replicas; max_concurrency: requests that clients have open
+    at most, 0 for any number.
+    """
+
+    def __init__(
+        self,
+        spec: Cluster,
+        fleet: Fleet,
+        weights: np.ndarray,
+        requests: Requests,
+        max_tokens: np.ndarray,
+        seed: int,
+        max_concurrency: int,
+    ):
+        self.fleet = fleet
+        self.clock = Clock(fleet)
+        self.max_concurrency = max_concurrency
+        fleet.add(requests.prompt_tokens, requests.output_tokens, max_tokens, len(requests))
+        self.arrival = requests.arrival.tolist()
+        longest = int(fleet.knobs["max_model_len"].min())
+        prompt = requests.prompt_tokens
+        self.turned_away = ((prompt >= longest) | (prompt.astype("i8") + max_tokens > longest)).tolist()
+        signals = Signals(fleet, 0, len(weights), aged=spec.router.signal_age > 0)
+        tree = PrefixTree(requests) if needs_prefixes(spec.router) else None
+        block_size = fleet.knobs["block_size"]
+        self.router = Router(
+            spec.router, signals, weights, len(requests), seed, tree, None, requests.prompt_tokens.tolist(), block_size
+        )
+        self.clock.report_interval, self.clock.report = spec.router.signal_age, signals.report
+        self.open = 0
+        self.unsent: deque[int] = deque()
+        """requests that wait for a place under max_concurrency"""
+
+    def play(self, look: Callable[[], None]) -> None:
+        """To the end of the run."""
+        self.clock.process(self._arrivals())
+        self.clock.play(FINISHED if self.max_concurrency else 0, self._ended, look)
+
+    def _arrivals(self):
+        clock = self.clock
+        now = -1.0
+        for i, time in enumerate(self.arrival):
+            if time > now:
+                yield clock.at(time)
+                now = time
+            self._arrive(i, time)
+
+    def _arrive(self, i: int, time: float) -> None:
+        self.unsent.append(i)
+        self._send_what_may_be(time)
+
+    def _send_what_may_be(self, time: float) -> None:
+        while self.unsent and not 0 < self.max_concurrency <= self.open:
+            i = self.unsent.popleft()
+            self.open += not self.turned_away[i]
+            self._send(i, time)
+
+    def _send(self, i: int, time: float) -> None:
+        self.fleet.send(i, self.router.choose(i, None), time)
+
+    def _ended(self, time: float, row: int, kind: int) -> None:
+        self.open -= 1
+        self._send_what_may_be(self.fleet.requests["last_token"][row])
+
+
+def needs_prefixes(router) -> bool:
+    """Whether a policy asks what prompts have in common."""
+    return router.policy in ("prefix-aware", "kv-aware") or (router.policy == "weighted" and router.scorers.prefix > 0)

@@ -1,0 +1,104 @@
+"""Prompts as paths in a tree of prefixes, and a router's own, approximate view of which replica has which prefix."""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from ..workload.requests import Requests
+
+
+class PrefixTree:
+    """Every prefix of every prompt is a node: `paths[i]` lists request i's, shortest first; `tokens[node]` its length.
+
+    What a request generates becomes part of a prefix only through a later prompt that contains it.
+    """
+
+    def __init__(self, requests: Requests):
+        self.tokens: list[int] = []
+        self.paths: list[list[int]] = [[] for _ in range(len(requests))]
+        if requests.segment_offsets is None:
+            return
+        nodes: dict[tuple[int, int, int], int] = {}
+        ids, lengths = requests.segment_ids.tolist(), requests.segment_lengths.tolist()
+        offsets = requests.segment_offsets.tolist()
+        for i, path in enumerate(self.paths):
+            parent, length = -1, 0
+            for k in range(offsets[i], offsets[i + 1]):
+                length += lengths[k]
+                node = nodes.setdefault((parent, ids[k], lengths[k]), len(nodes))
+                if node == len(self.tokens):
+                    self.tokens.append(length)
+                path.append(node)
+                parent = node
+
+
+class PrefixIndex:
+    """Which replica was sent which prefix, as a router remembers it: LRU over as many tokens as its KV pool holds.
+
+    The replicas may have evicted it since: that is what makes the index approximate.
+    """
+
+    def __init__(self, tree: PrefixTree, capacity: np.ndarray):
+        self._tree = tree
+        self._capacity = capacity.tolist()
+        """tokens of each replica's KV pool"""
+        self._holders = [0] * len(tree.tokens)
+        """replicas of each node, one bit each"""
+        self._recent: list[OrderedDict[int, int]] = [OrderedDict() for _ in self._capacity]
+        """nodes of each replica with their own tokens, least recently used first"""
+        self._size = [0] * len(self._capacity)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """i8[k]: tokens that the router believes to be cached in each replica."""
+        return np.array(self._size)
+
+    def overlap(self, i: int) -> np.ndarray:
+        """f8[k]: tokens of request i's prompt that the router believes to be cached in each replica."""
+        overlap = np.zeros(len(self._capacity))
+        alive = (1 << len(self._capacity)) - 1
+        length = 0
+        for node in self._tree.paths[i]:
+            still = alive & self._holders[node]
+            if still != alive:
+                if length:
+                    overlap[_bits(alive ^ still)] = length
+                alive = still
+            if not alive:
+                return overlap
+            length = self._tree.tokens[node]
+        overlap[_bits(alive)] = length
+        return overlap
+
+    def add(self, i: int, replica: int) -> None:
+        """Request i was sent to a replica: its prefixes will be there."""
+        recent, bit, before = self._recent[replica], 1 << replica, 0
+        for node in self._tree.paths[i]:
+            tokens = self._tree.tokens[node]
+            if node in recent:
+                recent.move_to_end(node)
+            else:
+                recent[node] = tokens - before
+                self._holders[node] |= bit
+                self._size[replica] += tokens - before
+            before = tokens
+        while self._size[replica] > self._capacity[replica]:
+            node, tokens = recent.popitem(last=False)
+            self._holders[node] &= ~bit
+            self._size[replica] -= tokens
+
+    def forget(self, replica: int) -> None:
+        """The replica has lost its cache."""
+        for node in self._recent[replica]:
+            self._holders[node] &= ~(1 << replica)
+        self._recent[replica].clear()
+        self._size[replica] = 0
+
+
+def _bits(mask: int) -> list[int]:
+    bits = []
+    while mask:
+        low = mask & -mask
+        bits.append(low.bit_length() - 1)
+        mask ^= low
+    return bits

@@ -1,0 +1,164 @@
+"""How a front door chooses a replica. A policy is a row of POLICIES: what each replica would cost, the least wins."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..spec.cluster import Router as RouterSpec
+from ..workload.draws import generator
+from .prefixes import PrefixIndex, PrefixTree
+from .signals import Signals
+
+
+def assign(policy: str, weights: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """i8[n]: the replica of each request under a static policy, as `Router.choose` would choose one by one."""
+    k = len(weights)
+    if policy == "round-robin":
+        return np.arange(n) % k
+    return np.searchsorted(_shares(policy, weights), draws(n, seed), side="right")
+
+
+def draws(n: int, seed: int) -> np.ndarray:
+    """f8[n]: what a router draws for each request."""
+    return generator(seed, "router").random(n)
+
+
+def _shares(policy: str, weights: np.ndarray) -> np.ndarray:
+    """f8[k - 1]: where in [0, 1) the share of one replica ends and the next begins."""
+    weights = weights if policy == "weighted-random" else np.ones(len(weights))
+    return np.cumsum(weights)[:-1] / weights.sum()
+
+
+class Router:
+    """Chooses among the replicas 0 ... k - 1 of its pool, for requests 0 ... n - 1.
+
+    weights: f8[k], for weighted-random; block_size: tokens, what kv-aware and prefix tokens are counted in.
+    """
+
+    def __init__(
+        self,
+        spec: RouterSpec,
+        signals: Signals,
+        weights: np.ndarray,
+        n: int,
+        seed: int,
+        tree: PrefixTree | None,
+        sessions: list[int] | None,
+        prompt_tokens: list[int],
+        block_size: np.ndarray,
+    ):
+        self.spec = spec
+        self.signals = signals
+        self.weights = weights
+        self.sessions = sessions
+        self.prompt_tokens = prompt_tokens
+        self.k = len(weights)
+        self.last = -1
+        self.draws = draws(n, seed).tolist()
+        self.second_draws = generator(seed, "router", "second").random(n).tolist()
+        self.homes: dict[int, int] = {}
+        self.index = PrefixIndex(tree, signals.blocks * block_size) if tree is not None else None
+        self._choose = POLICIES[spec.policy]
+
+    def choose(self, i: int, allowed: np.ndarray | None) -> int:
+        """The replica for request i, of those in bool[k] (None: all). Counts it as sent there."""
+        chosen = self._choose(self, i, allowed)
+        self.last = chosen
+        self.signals.routed[chosen] += 1
+        if self.index is not None:
+            self.index.add(i, chosen)
+        return chosen
+
+    def least(self, cost: np.ndarray, allowed: np.ndarray | None) -> int:
+        """The allowed replica of least cost; of equals the next one after the last chosen."""
+        if allowed is not None:
+            cost = np.where(allowed, cost, np.inf)
+        ties = np.flatnonzero(cost == cost.min())
+        return int(ties[np.searchsorted(ties, self.last + 1) % len(ties)])
+
+
+def _round_robin(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    return (router.last + 1) % router.k if allowed is None else router.least(np.zeros(router.k), allowed)
+
+
+def _random(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    weights = router.weights if router.spec.policy == "weighted-random" else np.ones(router.k)
+    names = np.arange(router.k) if allowed is None else np.flatnonzero(allowed)
+    return int(names[np.searchsorted(_shares("weighted-random", weights[names]), router.draws[i], side="right")])
+
+
+def _least_outstanding(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    return router.least(router.signals.outstanding, allowed)
+
+
+def _power_of_two(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    """Two different replicas by chance, the one with fewer requests (Mitzenmacher 2001)."""
+    names = np.arange(router.k) if allowed is None else np.flatnonzero(allowed)
+    one = int(router.draws[i] * len(names))
+    if len(names) == 1:
+        return int(names[0])
+    other = (one + 1 + int(router.second_draws[i] * (len(names) - 1))) % len(names)
+    one, other = int(names[one]), int(names[other])
+    outstanding = router.signals.outstanding
+    return one if outstanding[one] <= outstanding[other] else other
+
+
+def _least_kv(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    return router.least(router.signals.kv_usage, allowed)
+
+
+def _session(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    """A session stays where its first request went, the replica with the fewest requests then."""
+    home = router.homes.get(router.sessions[i])
+    if home is None or not (allowed is None or allowed[home]):
+        home = router.homes[router.sessions[i]] = router.least(router.signals.in_flight, allowed)
+    return home
+
+
+def _prefix_aware(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    """SGLang's cache-aware router: the longest prefix, unless it is short or the load is out of balance."""
+    load, spec = router.signals.outstanding, router.spec
+    here = load if allowed is None else load[allowed]
+    low, high = int(here.min()), int(here.max())
+    if high - low > spec.balance_abs_threshold and high > low * spec.balance_rel_threshold:
+        return router.least(load, allowed)
+    overlap = router.index.overlap(i)
+    if allowed is not None:
+        overlap = np.where(allowed, overlap, 0.0)
+    if overlap.max() > spec.cache_threshold * router.prompt_tokens[i]:
+        return router.least(-overlap, allowed)
+    return router.least(router.index.sizes, allowed)
+
+
+def _weighted(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    """llm-d: weighted sum of scores from 0 to 1 (Gateway API Inference Extension's queue, kv and prefix scorers)."""
+    signals, weights = router.signals, router.spec.scorers
+    score = np.zeros(router.k)
+    for weight, name in ((weights.queue, "waiting"), (weights.outstanding, "outstanding")):
+        if weight:
+            score += weight * _fewest(getattr(signals, name), allowed)
+    if weights.kv_usage:
+        score += weights.kv_usage * (1.0 - signals.kv_usage)
+    if weights.prefix:
+        score += weights.prefix * router.index.overlap(i) / router.prompt_tokens[i]
+    return router.least(-score, allowed)
+
+
+def _fewest(counts: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
+    """1 for the least of the allowed, 0 for the most, in proportion between."""
+    here = counts if allowed is None else counts[allowed]
+    low, high = int(here.min()), int(here.max())
+    return (high - counts) / (high - low) if high > low else np.ones(len(counts))
+
+
+POLICIES: dict[str, Callable[[Router, int, np.ndarray | None], int]] = {
+    "round-robin": _round_robin,
+    "random": _random,
+    "weighted-random": _random,
+    "least-outstanding": _least_outstanding,
+    "power-of-two": _power_of_two,
+    "least-kv": _least_kv,
+    "session": _session,
+    "prefix-aware": _prefix_aware,
+    "weighted": _weighted,
+}

@@ -1,0 +1,161 @@
+"""A difference between two runs, divided among the terms of T = N_steps * T_step without a rest.
+
+A time is a sum of terms, and each term a product of factors (steps, bytes per step, seconds per byte). A sum's
+difference is the sum of its terms' differences. A product's is divided by logarithmic means (the additive LMDI-I of
+Ang, Energy Policy 32:1131, 2004):
+
+    x_b - x_a = sum over factors f of L(x_a, x_b) * ln(f_b / f_a),    L(x, y) = (x - y) / ln(x / y)
+
+which is exact, has no residual, and changes its sign and nothing else when the two runs change places. A ratio of two
+sums is a product of one factor per term, exp((x_b - x_a) / L(total_a, total_b)) each: exact too.
+"""
+
+import math
+from collections.abc import Mapping
+
+from infersim.engine.state import RESOURCES
+from infersim.metrics.latency import measure
+from infersim.metrics.result import Result
+
+from .work import Work
+
+Terms = Mapping[str, Mapping[str, float]]
+"""term -> factor -> value; a term is the product of its factors"""
+
+NAMES = {
+    "queue": "waiting to be scheduled",
+    "weights": "reading weights",
+    "kv": "reading the KV cache",
+    "activations": "moving activations",
+    "compute": "compute",
+    "launch": "kernel launches",
+    "collectives": "communication between GPUs",
+    "host": "the engine's CPU time",
+    "draft": "drafting",
+    "preemption": "waiting after preemption",
+    "idle": "idle time",
+}
+"""rows of terms, for people"""
+PHASES = {"waiting": "waiting", "prefill": "prefill", "decode": "decode", "interference": "prefill in the same steps"}
+"""what a request was doing, for people; interference: it decoded, in steps that also held prompts"""
+LEAST_EXCESS = 0.02  # of a decode step: below, what prompts add to a step cannot be told from noise
+
+
+def log_mean(x: float, y: float) -> float:
+    """The logarithmic mean of two positive numbers: between the geometric and the arithmetic one."""
+    ratio = (y - x) / x
+    if abs(ratio) < 1e-6:  # its series, where the quotient would lose digits
+        return x * (1 + ratio / 2 - ratio * ratio / 12)
+    return (y - x) / math.log(y / x)
+
+
+def divide_product(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    """The difference of two products, b's less a's, by factor; both have the same factors.
+
+    A factor that is zero in either, or changes its sign, has no logarithm: such factors share the difference equally.
+    """
+    x, y = math.prod(a.values()), math.prod(b.values())
+    flipped = [name for name in a if a[name] * b[name] <= 0 and a[name] != b[name]]
+    if flipped or x == y:
+        return {name: (y - x) / len(flipped) if name in flipped else 0.0 for name in a}
+    mean = math.copysign(log_mean(abs(x), abs(y)), x)
+    return {name: mean * math.log(b[name] / a[name]) for name in a}
+
+
+def divide_sum(a: Terms, b: Terms) -> dict[str, dict[str, float]]:
+    """The difference of two sums of products: term -> factor -> its part. All parts add up to the difference.
+
+    A term that has no bytes in one of the two is not divided there.
+    """
+    parts = {}
+    for name in a:
+        x, y = a[name], b[name]
+        if x.keys() != y.keys():
+            x, y = ({"seconds": math.prod(factors.values())} for factors in (x, y))
+        parts[name] = divide_product(x, y)
+    return parts
+
+
+def total(terms: Terms) -> float:
+    """The sum of the products."""
+    return math.fsum(math.prod(factors.values()) for factors in terms.values())
+
+
+def ratio_factors(a: Terms, b: Terms) -> dict[str, float]:
+    """What each term multiplies total(b) / total(a) by; the factors' product is that ratio."""
+    mean = log_mean(total(a), total(b))
+    return {name: math.exp((math.prod(b[name].values()) - math.prod(a[name].values())) / mean) for name in a}
+
+
+def row_of(term: str) -> str:
+    """`weights` of the term `weights.decode`."""
+    return term.partition(".")[0]
+
+
+def phase_of(term: str) -> str:
+    """`decode` of the term `weights.decode`; what has no phase is waiting."""
+    return term.partition(".")[2] or "waiting"
+
+
+def latency_terms(result: Result) -> Terms:
+    """The mean end-to-end latency of a run (s) as terms `<resource>.<phase>`, and `queue` and `preemption`.
+
+    decode: output tokens times a pure decode step of the average batch. interference: what a decoding request's steps
+    take longer than that, since prompts are in them and batches are not all average; divided by resource as the run's
+    mean step exceeds the pure one. prefill: from being scheduled to the first token, divided as a step with a prompt.
+    """
+    done, work = result.requests[result.measured], Work(result)
+    tokens = float((done["num_output_tokens"] - 1.0).mean())
+    stalled = work.preempted_time() / len(done)
+    decode = float((done["last_token"] - done["first_token"]).mean()) - stalled
+    prefill = float((done["first_token"] - done["scheduled"]).mean())
+    terms = {
+        "queue": {"seconds": float((done["scheduled"] - done["sent"]).mean())},
+        "preemption": {"seconds": stalled},
+    }
+    seconds, moved = work.decode_step()
+    step = math.fsum(seconds.values())
+    mean_step = dict(zip(RESOURCES, (result.time_by_resource / result.num_steps).tolist(), strict=True))
+    excess = {name: mean_step[name] - seconds[name] for name in RESOURCES}
+    if math.fsum(excess.values()) < LEAST_EXCESS * step:
+        excess = seconds if step > 0 else mean_step
+    with_prompt = min(1.0, len(done) / result.num_steps)  # about the share of steps that hold one
+    prompt_step = {name: max(seconds[name] + excess[name] / with_prompt, 0.0) for name in RESOURCES}
+    interference = (decode - tokens * step) / math.fsum(excess.values())
+    for name in RESOURCES:
+        terms[f"{name}.decode"] = {"output tokens": tokens} | _step_factors(name, seconds[name], moved, result)
+        terms[f"{name}.interference"] = {
+            "prompts met while decoding": interference * len(done) / result.num_steps,
+            "seconds that one adds": excess[name] * result.num_steps / len(done),
+        }
+        terms[f"{name}.prefill"] = {"seconds": prefill * prompt_step[name] / math.fsum(prompt_step.values())}
+    return terms
+
+
+def throughput_terms(result: Result) -> Terms:
+    """Seconds of the clock per output token (1 / output_throughput) as terms: idle time, and steps per token times the
+    time of a step by resource."""
+    work, throughput = Work(result), measure(result)["output_throughput"]
+    steps, outputs = result.num_steps, work.output_tokens
+    moved = {kind: size / steps for kind, size in work.bytes_by_kind.items()}
+    terms: dict[str, dict[str, float]] = {}
+    for name, seconds in zip(RESOURCES, result.time_by_resource.tolist(), strict=True):
+        terms[name] = {"steps per output token": steps / outputs} | _step_factors(name, seconds / steps, moved, result)
+    terms["idle"] = {"seconds": 1 / throughput - total(terms)}
+    return terms
+
+
+def _step_factors(name: str, seconds: float, moved: Mapping[str, float], result: Result) -> dict[str, float]:
+    """Seconds of a step as factors: bytes, seconds per byte at peak bandwidth, and how much longer it took."""
+    if name not in moved or seconds <= 0 or moved[name] <= 0:
+        return {"seconds per step": max(seconds, 0.0)}
+    bandwidth = result.scenario.hardware.memory_bandwidth
+    amount = {"bytes per step": moved[name]}
+    if name == "kv":
+        per_token = result.memory.kv_bytes_per_token
+        amount = {"tokens read per step": moved[name] / per_token, "bytes per token": per_token}
+    return {
+        **amount,
+        "seconds per byte at peak": 1 / bandwidth,
+        "1 / share of the bandwidth": seconds * bandwidth / moved[name],
+    }

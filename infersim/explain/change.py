@@ -1,0 +1,100 @@
+"""Why one run is faster than another, in one sentence, and what would have to be true for the change to pay."""
+
+import math
+from typing import Any
+
+from .attribution import NAMES, PHASES, phase_of, row_of
+
+NOTABLE = 0.05  # a part below this share of all gains and losses is not worth a word
+
+
+def explain_change(terms: dict[str, dict[str, float]], before: float, after: float, binding: str) -> dict[str, str]:
+    """`why` and `break_even` of a difference in mean end-to-end latency (s), divided as attribution.divide_sum does.
+
+    binding: what binds after the change, as a text.
+    """
+    parts = by_row(terms)
+    gains = {name: part for name, part in parts.items() if part < 0}
+    losses = {name: part for name, part in parts.items() if part > 0}
+    change = after - before
+    if abs(change) < 1e-9 + 1e-6 * before:
+        return {"why": "no difference: this workload does not feel the change", "break_even": ""}
+    word = "faster" if change < 0 else "slower"
+    size = f"{abs(change) / before:.1%} {word} per request"
+    first, second = (gains, losses) if change < 0 else (losses, gains)
+    why = f"{size}: {_phrase(first, terms)}"
+    if _weight(second) > NOTABLE * _weight(first):
+        why += f", against {_phrase(second, terms)}"
+    return {"why": f"{why}; now binds: {binding}", "break_even": _break_even(gains, losses)}
+
+
+def _weight(parts: dict[str, float]) -> float:
+    return math.fsum(abs(part) for part in parts.values())
+
+
+def _phrase(parts: dict[str, float], terms: dict[str, dict[str, float]]) -> str:
+    """The parts that matter, largest first, each with the factor that moved it."""
+    ranked = sorted(parts, key=lambda name: -abs(parts[name]))[:3]
+    notable = [name for name in ranked if abs(parts[name]) > NOTABLE * _weight(parts)]
+    return ", ".join(f"{NAMES[name]} {_signed(parts[name] * 1e3)} ms{_cause(name, terms)}" for name in notable)
+
+
+def by_row(terms: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The parts of each row together: queue, weights, kv, ..."""
+    rows = dict.fromkeys(map(row_of, terms), 0.0)
+    for name, factors in terms.items():
+        rows[row_of(name)] += math.fsum(factors.values())
+    return rows
+
+
+def _cause(row: str, terms: dict[str, dict[str, float]]) -> str:
+    """Where most of a row's difference lies: a factor of decoding, or another phase."""
+    found = {}
+    for name, factors in terms.items():
+        if row_of(name) == row and phase_of(name) != "waiting":
+            found |= factors if len(factors) > 1 else {PHASES[phase_of(name)]: math.fsum(factors.values())}
+    return f" ({max(found, key=lambda cause: abs(found[cause]))})" if found else ""
+
+
+def _signed(value: float) -> str:
+    return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3g}"
+
+
+def _break_even(gains: dict[str, float], losses: dict[str, float]) -> str:
+    gain, loss = _weight(gains), _weight(losses)
+    if loss <= 1e-3 * gain:
+        return "it costs nothing on this workload: any gain pays"
+    if gain <= 1e-3 * loss:
+        return "it gains nothing on this workload, so that no lower cost would make it pay"
+    top = NAMES[max(losses, key=losses.get)]
+    if gain > loss:
+        return f"it pays as long as what it costs (mostly {top}) stays below {gain / loss:.3g} times what it is here"
+    best = NAMES[min(gains, key=gains.get)]
+    return (
+        f"what it costs (mostly {top}) would have to fall to {gain / loss:.0%}, or what it gains (mostly {best}) to be"
+        f" {loss / gain:.3g} times as much"
+    )
+
+
+def changed_parts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> its two values, of the settings in which two resolved scenarios differ.
+
+    Model and hardware are one setting each; parallelism and simulation are left whole too, since their keys depend on
+    each other.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in a.keys() | b.keys():
+        x, y = a.get(key), b.get(key)
+        if x == y or key in ("simulation", "slo"):
+            continue
+        if key in ("precision", "engine", "workload") and isinstance(x, dict) and isinstance(y, dict):
+            inner = {name for name in x.keys() | y.keys() if x.get(name) != y.get(name)}
+            if key == "precision" and "weights" in inner:
+                inner -= {"activations"}  # they follow the weights, and are exchanged with them
+            if key == "workload" and len(inner) > 1:
+                found[key] = (x, y)
+            else:
+                found |= {f"{key}.{name}": (x.get(name), y.get(name)) for name in inner}
+        else:
+            found[key] = (x, y)
+    return dict(sorted(found.items()))

@@ -1,0 +1,163 @@
+"""What a run had to move and compute, whatever the time it took: bytes by kind, FLOPs, and a typical decode step."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from infersim.cost.operators import Operator, Sums, evaluate, forward_pass
+from infersim.cost.steptime import compile_step_cost
+from infersim.engine.state import COMPLETED, HOST, QUERY_TILE, RESOURCES
+from infersim.metrics.result import Result
+from infersim.models.architecture import Model
+from infersim.models.catalog import load_model
+
+KINDS = ("weights", "kv", "activations")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One GPU's share of a run's work.
+
+    Recomputation after preemption counts as prompt tokens; a prompt's keys are read once, by its last chunk.
+    """
+
+    result: Result
+
+    @cached_property
+    def model(self) -> Model:
+        return load_model(self.result.scenario.model)
+
+    @cached_property
+    def operators(self) -> list[Operator]:
+        """One pass on one rank."""
+        scenario = self.result.scenario
+        return forward_pass(self.model, scenario.precision, scenario.parallelism.tensor)
+
+    @cached_property
+    def _served(self) -> tuple[np.ndarray, np.ndarray]:
+        """i8[n], i8[n]: prompt tokens, and output tokens so far, of the requests that had a first token."""
+        r = self.result.requests[self.result.requests["num_output_tokens"] > 0]
+        return r["prompt_tokens"].astype("i8"), r["num_output_tokens"].astype("i8")
+
+    @property
+    def output_tokens(self) -> int:
+        return int(self._served[1].sum())
+
+    @property
+    def decodes(self) -> int:
+        """Tokens made by decode steps: all but each request's first."""
+        return self.output_tokens - len(self._served[1])
+
+    def decode_keys(self, window: int = 0) -> float:
+        """Keys that all decode tokens saw: the sum of min(context, window) over them."""
+        prompt, output = self._served
+        steps = output - 1
+        if not window:
+            return float((steps * prompt + steps * (steps + 1) // 2).sum())
+        inside = np.clip(window - prompt, 0, steps)
+        return float((inside * prompt + inside * (inside + 1) // 2 + (steps - inside) * window).sum())
+
+    def sums(self, window: int = 0) -> Sums:
+        """The sums of all steps of the run as layers of this window see them."""
+        prompt = self._served[0]
+        inside = np.minimum(prompt, window) if window else prompt
+        tokens = self.result.num_scheduled_tokens
+        return {
+            "step": self.result.num_steps,
+            "tokens": tokens,
+            "sequences": self.output_tokens,
+            "decodes": self.decodes,
+            "decode_keys": self.decode_keys(window),
+            "prefill_tokens": max(tokens - self.decodes, 0),
+            "prefill_keys": float(inside.sum()),
+            "prefill_pairs": float((inside * (inside + 1) // 2 + (prompt - inside) * inside).sum()),
+            "query_tiles": float((-(-prompt // QUERY_TILE)).sum()),
+        }
+
+    def amount(self, kind: str) -> float:
+        """Bytes of `weights`, `kv`, `activations` or `wire`, or `flops`, of the whole run on one GPU."""
+        total = 0.0
+        for operator in self.operators:
+            sums = self.sums(operator.window)
+            if sums[operator.per] > 0:
+                total += operator.count * float(evaluate(getattr(operator, kind), sums))
+        return total
+
+    @property
+    def bytes_by_kind(self) -> dict[str, float]:
+        return {kind: self.amount(kind) for kind in KINDS}
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Share of the memory bandwidth that the bytes took while the device was busy."""
+        busy = self.result.busy_time
+        moved = sum(self.bytes_by_kind.values())
+        return moved / (busy * self.result.scenario.hardware.memory_bandwidth) if busy else None
+
+    @property
+    def compute_share(self) -> float | None:
+        """Share of the peak FLOP/s that the FLOPs took while the device was busy."""
+        hardware, busy = self.result.scenario.hardware, self.result.busy_time
+        seconds = 0.0
+        for operator in self.operators:
+            if operator.flops:
+                flops = operator.count * float(evaluate(operator.flops, self.sums(operator.window)))
+                seconds += flops / hardware.flops[operator.dtype]
+        return seconds / busy if busy else None
+
+    @property
+    def decode_batch(self) -> float:
+        """Sequences that a step decodes, on average."""
+        return self.decodes / self.result.num_steps if self.result.num_steps else 0.0
+
+    def decode_step(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds by resource, and bytes by kind, of a pure decode step of the average batch and context.
+
+        The host's part is what was exposed on average in the run.
+        """
+        scenario, engine, batch = self.result.scenario, self.result.engine, self.decode_batch
+        seconds = dict.fromkeys(RESOURCES, 0.0)
+        if not self.decodes:
+            return seconds, dict.fromkeys(KINDS, 0.0)
+        cost = compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        split = _between(cost.linear, batch) + _between(cost.head, batch)
+        for row in cost.attention:
+            keys = batch * self.decode_keys(int(row["window"])) / self.decodes
+            kv, activations = float(row["decode_kv"]) * keys, float(row["decode_activations"]) * batch
+            compute, softness = float(row["decode_compute"]) * keys, float(row["decode_softness"])
+            memory = kv + activations
+            time = 0.5 * (memory + compute + ((memory - compute) ** 2 + 4 * softness * memory * compute) ** 0.5)
+            bound = {"kv": kv / memory, "activations": activations / memory} if memory >= compute else {"compute": 1.0}
+            for name, share in bound.items():
+                split[RESOURCES.index(name)] += time * share
+            split[RESOURCES.index("launch")] += float(row["decode_fixed"])
+        split[HOST] += self.result.time_by_resource[HOST] / self.result.num_steps
+        return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_bytes(batch)
+
+    def _decode_bytes(self, batch: float) -> dict[str, float]:
+        moved = dict.fromkeys(KINDS, 0.0)
+        for operator in self.operators:
+            keys = batch * self.decode_keys(operator.window) / self.decodes
+            sums = {"step": 1.0, "tokens": batch, "sequences": batch, "decodes": batch, "decode_keys": keys}
+            if operator.per in sums:
+                for kind in KINDS:
+                    moved[kind] += operator.count * float(evaluate(getattr(operator, kind), sums))
+        return moved
+
+    def preempted_time(self) -> float:
+        """Seconds that preempted requests spent waiting to be resumed, all together: the engine's own integral of
+        waiting requests, less their waits for admission."""
+        r = self.result.requests
+        if not r["num_preemptions"].any():
+            return 0.0
+        came = r[(r["status"] == COMPLETED) & (r["scheduled"] >= 0)]
+        admission = float((came["scheduled"] - came["sent"] - self.result.engine.host_request_time).sum())
+        return max(0.0, self.result.waiting_time - admission)
+
+
+def _between(table: np.ndarray, row: float) -> np.ndarray:
+    """f8[8]: the table at a row that need not be whole."""
+    low = min(int(row), len(table) - 1)
+    high = min(low + 1, len(table) - 1)
+    return table[low] + (table[high] - table[low]) * (row - low)

@@ -1,0 +1,130 @@
+"""A comparison on the terminal."""
+
+import textwrap
+from typing import Any
+
+from infersim.explain.attribution import NAMES, PHASES
+
+from .terminal import WIDTH
+
+SHOWN = (
+    "request_throughput",
+    "output_throughput",
+    "request_goodput",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "mean_itl_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+    "p99_e2el_ms",
+)
+LEAST = 5e-4  # a term below this share of the latency is not shown
+
+
+def print_comparison(document: dict[str, Any]) -> None:
+    """Metrics side by side, then each difference from the first variant divided among its terms."""
+    variants, differences = document["variants"], document["differences"]
+    for i, variant in enumerate(variants):
+        state = variant["answer"]["verdict"]["state"]
+        print(f"{chr(65 + i)}  {variant['name']}: {state}; binds: {variant['answer']['explain']['binding']}")
+    replications = len(document["seeds"])
+    print(
+        f"\n{replications} replications, the same draws in each"
+        if replications > 1
+        else "\nnothing is drawn: no intervals"
+    )
+    _print_metrics(variants, differences)
+    for i, difference in enumerate(differences):
+        _print_difference(chr(66 + i), difference)
+
+
+def _print_metrics(variants: list[dict], differences: list[dict]) -> None:
+    print(f"{'':22}{'A':>11}" + "".join(f"{chr(66 + i):>11}{'difference':>28}" for i in range(len(differences))))
+    for name in SHOWN:
+        first = variants[0]["answer"]["metrics"][name]
+        if first is None:
+            continue
+        line = f"{name:22}{_number(first):>11}"
+        for difference in differences:
+            x = difference["metrics"][name]
+            line += f"{_number(x['after']):>11}{_change(x):>28}"
+        print(line)
+    for label, key in (("GPUs", "gpus"), ("USD/M output tokens", "usd_per_million_output_tokens")):
+        cells = [_range(variant["cost"][key]) for variant in variants]
+        print(f"{label:22}{cells[0]:>11}" + "".join(f"{cell:>11}{'':28}" for cell in cells[1:]).rstrip())
+
+
+def _change(x: dict[str, Any]) -> str:
+    if x["difference"] is None:
+        return "-"
+    width = "" if x["half_width"] is None else f" +-{_number(x['half_width'])}"
+    share = f" ({x['difference'] / x['before']:+.1%})" if x["before"] else ""
+    return f"{'+' if x['difference'] > 0 else ''}{_number(x['difference'])}{width}{share}"
+
+
+def _print_difference(letter: str, difference: dict[str, Any]) -> None:
+    print(f"\n{letter} against A")
+    for technique in difference["techniques"]:
+        kind = {True: "exact", False: "approximate", None: "another model"}[technique["exact"]]
+        print(f"  technique  {technique['name']}: {technique['side']}, by {technique['mechanism']}; {kind}")
+    _print_text("why", difference["why"])
+    if difference["break_even"]:
+        _print_text("to pay", difference["break_even"])
+    before, after = difference["gpus"]
+    if before != after:
+        each = difference["throughput"]["ratio"] * before / after
+        _print_text("per GPU", f"{after} GPUs against {before}: {each:.3g} times the output tokens/s of each")
+    latency = difference["latency"]
+    terms = latency["terms"]
+    before, after = (sum(term[side] for term in terms) for side in ("before", "after"))
+    least = LEAST * (abs(before) + abs(after))
+    print(f"\n  mean e2el, ms per request{'A':>16}{letter:>11}{'difference':>12}   of which")
+    for row in dict.fromkeys(term["term"] for term in terms):
+        mine = [term for term in terms if term["term"] == row]
+        x, y = (sum(term[side] for term in mine) for side in ("before", "after"))
+        if max(abs(x), abs(y)) > least:
+            of_which = ", ".join(_of_which(mine, least)) if len(mine) > 1 else ""
+            print(f"  {NAMES[row]:28}{_number(x):>13}{_number(y):>11}{_signed(y - x):>12}   {of_which}".rstrip())
+    print(f"  {'in all':28}{_number(before):>13}{_number(after):>11}{_signed(latency['difference']):>12}")
+    phases = {phase: sum(term["difference"] for term in terms if term["phase"] == phase) for phase in PHASES}
+    _print_text("by phase", ", ".join(f"{PHASES[phase]} {_signed(part)}" for phase, part in phases.items()))
+    throughput = difference["throughput"]
+    ranked = sorted(throughput["factors"].items(), key=lambda item: -abs(item[1] - 1))
+    factors = " x ".join(f"{name} {factor:.4g}" for name, factor in ranked if abs(factor - 1) > LEAST)
+    _print_text("throughput", f"x {throughput['ratio']:.4g}" + (f" = {factors}" if factors else ""))
+    if one_by_one := difference["one_by_one"]:
+        parts = ", ".join(f"{key} {_signed(part)}" for key, part in one_by_one["changes"].items())
+        _print_text("each", f"{parts} ms of mean e2el (mean over all orders, each re-simulated)")
+
+
+def _of_which(terms: list[dict[str, Any]], least: float) -> list[str]:
+    """A row's difference by phase, decode by its factors."""
+    texts = []
+    for term in terms:
+        if abs(term["difference"]) <= least:
+            continue
+        factors = [f"{name} {_signed(part)}" for name, part in term["factors"].items() if abs(part) > least]
+        causes = f" ({', '.join(factors)})" if len(term["factors"]) > 1 and factors else ""
+        texts.append(f"{PHASES[term['phase']]} {_signed(term['difference'])}{causes}")
+    return texts
+
+
+def _print_text(label: str, text: str) -> None:
+    for i, line in enumerate(textwrap.wrap(text, WIDTH - 13, break_on_hyphens=False)):
+        print(f"  {label if i == 0 else '':11}{line}")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _range(value: Any) -> str:
+    return "-" if value is None else f"{value[0]:.3g}-{value[1]:.3g}" if isinstance(value, list) else f"{value}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+,.0f}" if abs(value) >= 1000 else f"{value:+.4g}"

@@ -1,0 +1,245 @@
+"""Attribution of differences: exact, symmetric, and what re-simulation finds."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from infersim.cli.app import app
+from infersim.deployment import deployment_of
+from infersim.engine.fleet import Fleet, ReplicaSpec
+from infersim.engine.state import RESOURCES
+from infersim.explain.attribution import (
+    divide_product,
+    divide_sum,
+    latency_terms,
+    log_mean,
+    ratio_factors,
+    throughput_terms,
+    total,
+)
+from infersim.explain.change import by_row
+from infersim.explain.techniques import FEWER_BYTES, FEWER_STEPS, label
+from infersim.metrics.latency import measure
+from infersim.planning.compare import compare, load_compared
+from infersim.run import run
+from infersim.spec.errors import InputError
+from infersim.spec.scenario import load_scenario
+from infersim.workload.build import build_requests
+
+POSITIVE = st.floats(1e-6, 1e6)
+FACTORS = st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=5)
+
+
+@given(POSITIVE, POSITIVE)
+def test_log_mean_lies_between_the_means(x, y):
+    """sqrt(x y) <= L(x, y) <= (x + y) / 2, and L(x, y) = L(y, x)."""
+    mean = log_mean(x, y)
+    assert math.sqrt(x * y) * (1 - 1e-9) <= mean <= (x + y) / 2 * (1 + 1e-9)
+    assert mean == pytest.approx(log_mean(y, x), rel=1e-9)
+
+
+@given(FACTORS)
+def test_a_product_is_divided_without_a_rest(pairs):
+    """The parts add up to the difference; exchanging the two changes every sign; each part has its factor's sign."""
+    a = {f"f{i}": x for i, (x, _) in enumerate(pairs)}
+    b = {f"f{i}": y for i, (_, y) in enumerate(pairs)}
+    parts, back = divide_product(a, b), divide_product(b, a)
+    scale = math.prod(a.values()) + math.prod(b.values())
+    assert math.fsum(parts.values()) == pytest.approx(math.prod(b.values()) - math.prod(a.values()), abs=1e-8 * scale)
+    for name, part in parts.items():
+        assert back[name] == pytest.approx(-part, rel=1e-6, abs=1e-12 * scale)
+        if len(a) > 1 and abs(b[name] / a[name] - 1) > 1e-9:
+            assert math.copysign(1, part) == math.copysign(1, b[name] - a[name])
+
+
+def test_a_product_that_begins_at_zero():
+    """What was not there before is the difference of the factor that was zero."""
+    assert divide_product({"steps": 10, "seconds": 0}, {"steps": 20, "seconds": 0.5}) == {"steps": 0, "seconds": 10}
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=6))
+def test_a_ratio_is_the_product_of_its_factors(pairs):
+    """No rest, whatever the order of the two."""
+    a = {f"t{i}": {"seconds": x} for i, (x, _) in enumerate(pairs)}
+    b = {f"t{i}": {"seconds": y} for i, (_, y) in enumerate(pairs)}
+    factors, back = ratio_factors(a, b), ratio_factors(b, a)
+    assert math.prod(factors.values()) == pytest.approx(total(b) / total(a), rel=1e-9)
+    assert all(back[name] == pytest.approx(1 / factor, rel=1e-9) for name, factor in factors.items())
+
+
+CLOSED = ["workload.num_requests=600", "workload.request_rate=inf", "workload.max_concurrency=24"]
+OPEN = ["workload.num_requests=600", "workload.request_rate=2"]
+BASES = {
+    "8b": ("llama-8b-h100", CLOSED),
+    "70b": ("llama-70b-4xh100", CLOSED),
+    "8b open": ("llama-8b-h100", OPEN),
+}
+CHANGES = [
+    "parallelism.tensor=8",
+    "precision.kv_cache=fp8",
+    "hardware.flops.bf16=5e14",
+    "hardware=h200-sxm",
+    "hardware=h100-pcie",
+    "hardware=b200-sxm",
+    "hardware.memory_bandwidth=5e12",
+    "hardware.link.bandwidth=1e11",
+    "workload.input_tokens=2000",
+    "workload.output_tokens=400",
+]
+PAIRS = [(base, change) for base in BASES for change in CHANGES]
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    """(base, change or none) -> the scenario and its result, each simulated once."""
+    cache = {}
+
+    def get(base, change=None):
+        if (base, change) not in cache:
+            name, settings = BASES[base]
+            scenario = load_scenario(name, [*settings, *([change] if change else [])])
+            cache[base, change] = run(scenario)[0]
+        return cache[base, change]
+
+    return get
+
+
+@pytest.mark.parametrize(("base", "change"), PAIRS)
+def test_terms_add_up_to_the_metrics(simulated, base, change):
+    """Latency terms sum to mean e2el, clock terms to 1 / throughput; parts of a difference to the difference."""
+    a, b = simulated(base), simulated(base, change)
+    for result in (a, b):
+        metrics = measure(result)
+        assert total(latency_terms(result)) * 1e3 == pytest.approx(metrics["mean_e2el_ms"], rel=1e-9)
+        assert 1 / total(throughput_terms(result)) == pytest.approx(metrics["output_throughput"], rel=1e-9)
+    x, y = latency_terms(a), latency_terms(b)
+    parts = divide_sum(x, y)
+    whole = math.fsum(part for factors in parts.values() for part in factors.values())
+    assert whole == pytest.approx(total(y) - total(x), abs=1e-9 * total(x))
+
+
+@pytest.mark.parametrize(("base", "change"), PAIRS)
+def test_terms_are_what_re_simulation_finds(simulated, base, change):
+    """With only one resource's prices from the other deployment, mean e2el moves the way its row says, and by at most
+    twice as much."""
+    a, b = simulated(base), simulated(base, change)
+    parts = by_row(divide_sum(latency_terms(a), latency_terms(b)))
+    before = measure(a)["mean_e2el_ms"] / 1e3
+    if change.startswith("workload"):  # the pair is its own re-simulation
+        assert math.fsum(parts.values()) == pytest.approx(measure(b)["mean_e2el_ms"] / 1e3 - before, rel=1e-6)
+        return
+    one, other = deployment_of(a.scenario).step_cost(), deployment_of(b.scenario).step_cost()
+    for resource in ("weights", "kv", "activations", "compute", "collectives", "launch"):
+        found = _mean_e2el(a, _with_price_of(one, other, resource)) - before
+        if abs(parts[resource]) > 0.02 * before:
+            assert math.copysign(1, found) == math.copysign(1, parts[resource]), resource
+            assert abs(parts[resource]) >= 0.5 * abs(found), resource
+
+
+ATTENTION = {
+    "kv": ("decode_kv", "prefill_kv"),
+    "activations": ("decode_activations", "prefill_activations"),
+    "compute": ("decode_compute", "prefill_compute", "prefill_tile"),
+    "launch": ("decode_fixed", "prefill_fixed"),
+}
+
+
+def _with_price_of(cost, other, resource):
+    """`cost` with one resource's seconds from `other`."""
+    column = RESOURCES.index(resource)
+    linear, head, attention = cost.linear.copy(), cost.head.copy(), cost.attention.copy()
+    rows, places = min(len(linear), len(other.linear)), min(len(head), len(other.head))
+    linear[:rows, column], head[:places, column] = other.linear[:rows, column], other.head[:places, column]
+    for name in ATTENTION.get(resource, ()):
+        attention[name] = other.attention[name]
+    return replace(cost, linear=linear, head=head, attention=attention)
+
+
+def _mean_e2el(result, cost):
+    """Mean end-to-end latency (s) of the same requests at other prices."""
+    workload = result.scenario.workload
+    knobs = deployment_of(result.scenario).knobs(workload.max_concurrency or 0)
+    requests = build_requests(workload, result.seed, None)
+    fleet = Fleet([ReplicaSpec(knobs, cost)])
+    fleet.submit(0, requests.arrival, requests.prompt_tokens, requests.output_tokens, requests.output_tokens)
+    fleet.advance()
+    return float(np.mean(fleet.requests["last_token"] - fleet.requests["sent"]))
+
+
+def test_a_queue_is_named():
+    """Fewer places than the load needs: the difference is waiting to be scheduled."""
+    document = compare(load_compared(["llama-8b-h100"], ["workload.num_requests=500,engine.max_num_seqs=8"])[:2])
+    terms = {term["term"]: term["difference"] for term in document["differences"][0]["latency"]["terms"]}
+    assert terms["queue"] > 0.9 * document["differences"][0]["latency"]["difference"]
+    assert "waiting to be scheduled" in document["differences"][0]["why"]
+
+
+def test_order_of_the_pair_changes_signs_only():
+    """B against A is minus A against B, term by term and factor by factor."""
+    pair = load_compared(["llama-8b-h100"], ["workload.num_requests=300,hardware=h200-sxm"])
+    pair[0] = ("base", load_scenario("llama-8b-h100", ["workload.num_requests=300"]))
+    forth, back = compare(pair)["differences"][0], compare(pair[::-1])["differences"][0]
+    for x, y in zip(forth["latency"]["terms"], back["latency"]["terms"], strict=True):
+        assert x["difference"] == pytest.approx(-y["difference"], abs=1e-9)
+        for factor, part in x["factors"].items():
+            assert part == pytest.approx(-y["factors"][factor], abs=1e-6)
+    assert forth["throughput"]["ratio"] == pytest.approx(1 / back["throughput"]["ratio"])
+    x, y = forth["metrics"]["p99_ttft_ms"], back["metrics"]["p99_ttft_ms"]
+    assert x["difference"] == pytest.approx(-y["difference"])
+
+
+def test_common_random_numbers_narrow_the_interval():
+    """The interval of the difference is far narrower than those of the two means."""
+    scenarios = load_compared(["llama-8b-h100"], ["precision.kv_cache=fp8"])
+    document = compare([(n, s.model_copy(update={"workload": s.workload.model_copy(update={"num_requests": 400})}))
+                        for n, s in scenarios])  # fmt: skip
+    difference = document["differences"][0]["metrics"]["mean_e2el_ms"]
+    alone = document["variants"][0]["answer"]["confidence"]["half_width"]["mean_e2el_ms"]
+    assert difference["half_width"] < alone / 3
+    assert difference["clear"]
+
+
+def test_settings_one_by_one_add_up():
+    """Each changed setting's Shapley value, re-simulated: they add up to the whole difference, with the right signs."""
+    names = ["llama-8b-h100"]
+    few = "workload.num_requests=300"
+    pair = load_compared(names, [few + ",hardware=a100-sxm-80gb,precision.kv_cache=fp8,engine.max_num_seqs=64"])
+    pair[0] = ("base", load_scenario(names[0], [few]))
+    found = compare(pair)["differences"][0]["one_by_one"]
+    assert math.fsum(found["changes"].values()) == pytest.approx(found["difference"])
+    assert found["changes"]["hardware"] > 0 > found["changes"]["precision.kv_cache"]
+
+
+def test_techniques_have_the_notes_sides():
+    """Quantised KV is fewer bytes and approximate; speculation fewer steps and exact; early exit is fewer bytes."""
+    kv, speculation, early = label(["precision.kv_cache", "speculation.method", "early_exit.layers"])
+    assert (kv["side"], kv["mechanism"], kv["exact"]) == (FEWER_BYTES, "KV", False)
+    assert (speculation["side"], speculation["exact"]) == (FEWER_STEPS, True)
+    assert (early["side"], early["mechanism"], early["exact"]) == (FEWER_BYTES, "depth", False)
+    assert label(["simulation", "slo"]) == []
+
+
+def test_command_line():
+    """Two files, one file with variants, and what is wrong input."""
+    few = ["--set", "workload.num_requests=50"]
+    two = CliRunner().invoke(app, ["compare", "llama-8b-h100", "llama-8b-rtx-4090", *few])
+    assert two.exit_code == 0, two.output
+    assert "B against A" in two.output
+    variants = CliRunner().invoke(app, ["compare", "llama-8b-h100", *few, "--set", "precision.kv_cache=fp8"])
+    assert variants.exit_code == 0
+    assert "C against A" in variants.output
+    for wrong in (["llama-8b-h100"], ["llama-8b-h100", "--set", "a.b=1"], ["nope", "llama-8b-h100"]):
+        outcome = CliRunner().invoke(app, ["compare", *wrong])
+        assert outcome.exit_code == 2
+        assert "Traceback" not in outcome.output
+
+
+def test_a_variant_that_cannot_run_is_named():
+    """One line that begins with the variant."""
+    with pytest.raises(InputError, match=r"parallelism.tensor=1: model: .* does not fit"):
+        compare(load_compared(["llama-70b-4xh100"], ["parallelism.tensor=1"]))

@@ -1,0 +1,109 @@
+"""What binds, its ceiling, and the document that every output shows."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from synthetic import result_of, result_of_queue, scenario_of
+
+from infersim.engine.state import OVER_MAX_MODEL_LEN, REJECTED
+from infersim.explain.binding import find_binding
+from infersim.explain.summary import summarize
+from infersim.report.files import to_json
+from infersim.report.terminal import MAX_LINES, WIDTH, render
+
+
+def run(split, **fields):
+    arrival = np.arange(100.0)
+    fields = {"time_by_resource": np.array(split, "f8"), "busy_time": float(sum(split)), **fields}
+    return result_of(arrival, arrival, arrival + 0.2, arrival + 0.8, prompts=50, outputs=4, **fields)
+
+
+def test_the_resource_that_takes_most_time_binds_and_amdahl_bounds_the_gain():
+    binding = find_binding(run([6, 1, 0, 2, 1, 0, 0, 0]))
+    assert binding.name == "weights"
+    assert "60%" in binding.text
+    assert binding.factor == pytest.approx(10 / 4)
+    assert find_binding(run([1, 1, 0, 6, 1, 0, 0, 0])).name == "compute"
+
+
+def test_a_limit_of_admission_binds_if_requests_wait_and_a_larger_batch_would_gain_more():
+    waiting = {"waiting_time": 50.0, "running_time": 50.0}
+    few_places = run([6, 2, 0, 2, 0, 0, 0, 0], peak_running=1024, **waiting)
+    assert find_binding(few_places).name == "weights"  # sharing the weights is all that a larger batch does
+    shared = run([4, 1, 0, 2, 2, 0, 1, 0], peak_running=1024, **waiting)
+    assert find_binding(shared).name == "max_num_seqs"
+    assert find_binding(shared).factor == pytest.approx(10 / 3)
+    blocks = run([4, 1, 0, 2, 2, 0, 1, 0], peak_blocks=26_000, **waiting)
+    assert find_binding(blocks).name == "kv_blocks"
+    compute = run([1, 3, 0, 6, 0, 0, 0, 0], peak_running=1024, **waiting)
+    assert find_binding(compute).name == "compute"
+    assert find_binding(dataclasses.replace(shared, waiting_time=0.0)).name == "weights"
+
+
+def test_a_run_without_a_step_has_no_constraint():
+    assert find_binding(run([0] * 8)).name == "none"
+
+
+def test_the_document_is_plain_json_with_the_promised_keys():
+    document = json.loads(to_json(summarize([run([6, 1, 0, 2, 1, 0, 0, 0])])))
+    statistics = [
+        f"{s}_{m}_ms" for s in ("mean", "median", "p90", "p95", "p99") for m in ("ttft", "tpot", "itl", "e2el")
+    ]
+    rates = ["duration_s", "request_throughput", "output_throughput", "total_token_throughput", "request_goodput"]
+    assert set(document["metrics"]) == {*statistics, *rates}
+    assert list(document["counts"]) == [
+        "submitted", "completed", "rejected", "timed_out", "lost", "unfinished", "preemptions", "retries",
+    ]  # fmt: skip
+    memory = {"weights_bytes", "activation_bytes", "overhead_bytes", "kv_bytes", "block_size", "num_gpu_blocks"}
+    assert memory | {"kv_bytes_per_token"} <= set(document["memory"])
+    explain = document["explain"]
+    assert {"binding", "time_by_resource", "floor_itl_ms", "floor_ttft_ms"} <= set(explain)
+    assert sum(explain["time_by_resource"].values()) == pytest.approx(explain["busy_s"])
+    assert document["verdict"] == {"state": "stable", "backlog_per_s": 0.0, "reason": document["verdict"]["reason"]}
+    assert document["scenario"]["engine"]["preset"] == "vllm-0.33"
+    assert document["slo"] is None
+    assert document["confidence"] is None
+
+
+def test_an_slo_is_met_only_by_a_system_that_keeps_up():
+    slo = scenario_of(slo={"p99_ttft_ms": 1e9})
+    assert summarize([result_of_queue(0.5, 2000, scenario=slo)])["slo"]["met"]
+    assert not summarize([result_of_queue(2.0, 2000, scenario=slo)])["slo"]["met"]
+    missed = summarize([result_of_queue(0.5, 2000, scenario=scenario_of(slo={"p50_ttft_ms": 500}))])["slo"]
+    assert not missed["met"]
+    assert missed["limits"][0]["value"] > 500
+
+
+def test_replications_give_means_and_intervals():
+    document = summarize([result_of_queue(0.5, 2000, seed=seed) for seed in (1, 2, 3)])
+    assert document["metrics"]["mean_ttft_ms"] == pytest.approx(2000, rel=0.2)
+    assert document["confidence"]["half_width"]["mean_ttft_ms"] > 0
+    assert document["confidence"]["half_width"]["mean_itl_ms"] is None
+
+
+def test_what_was_assumed_is_said():
+    result = run([6, 1, 0, 2, 1, 0, 0, 0], notes=("ticks of 3 s are spread",))
+    rejected = result.requests[:2]
+    result.requests["status"][:2], result.requests["reason"][:2] = REJECTED, OVER_MAX_MODEL_LEN
+    rejected["num_output_tokens"] = 0
+    result.itl_histogram[np.flatnonzero(result.itl_histogram)[0]] -= 6
+    result = dataclasses.replace(result, outstanding_time=98 * 0.8)
+    text = "\n".join(summarize([result])["assumed"])
+    for words in ("prefix caching off", "ticks of 3 s", "rejects 2 requests", "1 published", "max_model_len 131,072"):
+        assert words in text
+
+
+@pytest.mark.parametrize("replications", [1, 3])
+def test_the_report_fits_one_screen(replications):
+    notes = tuple(f"a note of some length about the liberties taken with the data, number {i}" for i in range(20))
+    document = summarize([run([6, 1, 1, 2, 1, 1, 1, 1], notes=notes)] * replications)
+    lines = [text for _, text in render(document, ["out/result.json", "out/requests.csv"])]
+    assert len(lines) <= MAX_LINES
+    assert all(len(line) <= WIDTH for line in lines)
+    assert lines[-1].endswith("out/requests.csv")
+    assert any("lines more" in line for line in lines)
+    text = "\n".join(lines)
+    for word in ("STABLE", "ttft", "p99", "binding", "ceiling", "floors", "memory", "KV blocks", "assumed"):
+        assert word in text

@@ -1,0 +1,64 @@
+"""Student's t without scipy, intervals over replications, and the end of a warm-up."""
+
+import numpy as np
+import pytest
+from synthetic import queue, result_of_queue, scenario_of
+
+from infersim.metrics.confidence import combine, student_t, student_t_cdf
+from infersim.metrics.warmup import check_warmup, mser5, warmup_time
+from infersim.spec.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("df", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)]
+)
+def test_quantiles_are_those_of_the_printed_table(df, quantile):
+    """Abramowitz & Stegun, table 26.10, A(t) = 0.95."""
+    assert student_t(0.975, df) == pytest.approx(quantile, abs=6e-4)
+    assert student_t_cdf(-student_t(0.975, df), df) == pytest.approx(0.025)
+
+
+def test_the_interval_of_two_replications():
+    means, half_widths = combine([{"x": 1.0, "y": None}, {"x": 3.0, "y": 2.0}])
+    assert means == {"x": 2.0, "y": None}
+    assert half_widths == {"x": pytest.approx(12.706, abs=1e-3), "y": None}
+    assert combine([{"x": 1.0}]) == ({"x": 1.0}, {})
+
+
+def test_intervals_cover_the_closed_form_about_as_often_as_they_say():
+    """M/M/1 at 0.5: 100 intervals of 8 replications each; 95 expected."""
+    covered = 0
+    for i in range(100):
+        runs = []
+        for j in range(8):
+            arrival, departure, _ = queue(0.5, 2000, seed=1000 * i + j)
+            runs.append({"sojourn": float((departure - arrival)[200:].mean())})
+        means, half_widths = combine(runs)
+        covered += abs(means["sojourn"] - 2.0) <= half_widths["sojourn"]
+    assert 89 <= covered <= 100
+
+
+def test_mser5_cuts_the_transient_and_little_more():
+    random = np.random.default_rng(0)
+    values = random.normal(10, 1, 2000)
+    values[:200] += np.linspace(20, 0, 200)
+    assert 130 <= mser5(values) <= 400
+    assert mser5(random.normal(10, 1, 2000)) <= 1000
+    assert mser5(np.ones(100)) == 0
+    assert mser5(np.ones(3)) == 0
+
+
+def test_a_warm_up_in_seconds_or_found_by_itself():
+    run = result_of_queue(0.8, 2000)
+    auto = scenario_of(
+        simulation={"warmup": "auto"}, workload={"input_tokens": 1, "output_tokens": 1, "request_rate": 1}
+    )
+    assert 0 <= warmup_time(auto, run.requests) < run.requests["sent"][1001]
+    assert warmup_time(scenario_of(simulation={"warmup": "2 s"}), run.requests) == 2
+    with pytest.raises(InputError, match="leaves no request"):
+        warmup_time(scenario_of(simulation={"warmup": 1e9}), run.requests)
+
+
+def test_a_warm_up_cannot_be_found_without_a_rate():
+    with pytest.raises(InputError, match=r"simulation.warmup: auto needs .* must be"):
+        check_warmup(scenario_of(simulation={"warmup": "auto"}))

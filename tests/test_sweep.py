@@ -1,0 +1,183 @@
+"""Sweeps: grids, and the same bytes however they are run or interrupted."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from infersim.cli.app import app
+from infersim.explain.summary import finite, summarize
+from infersim.planning.grid import grid, parse_axis
+from infersim.planning.sweep import rows, sweep
+from infersim.run import run
+from infersim.spec.errors import InputError
+from infersim.spec.scenario import load_scenario
+
+SMALL = ["workload.num_requests=200"]
+OVER = {"engine.max_num_seqs": [8, 32], "workload.request_rate": [2, 10]}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a=1,2,4", [1, 2, 4]),
+        ("a=[bf16, fp8]", ["bf16", "fp8"]),
+        ("a=1:4:1", [1, 2, 3, 4]),
+        ("a=0.1:0.5:0.1", [0.1, 0.2, 0.3, 0.4, 0.5]),
+        ("a=1:64:*4", [1, 4, 16, 64]),
+        ("a=1:63:*4", [1, 4, 16]),
+        ("a=inf", ["inf"]),
+        ("a=true", [True]),
+        ("a={mean: 512, range_ratio: 0.5},256", [{"mean": 512, "range_ratio": 0.5}, 256]),
+    ],
+)
+def test_values_of_an_axis(text, values):
+    """A list, a YAML list, and inclusive arithmetic and geometric ranges."""
+    assert parse_axis(text) == ("a", values)
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=1", "a=1:0:1", "a=1:4:0", "a=1:4:*1", "a=0:4:*2", "a=1:x:2", "a=[]"])
+def test_what_is_no_axis(text):
+    """One line that names the option."""
+    with pytest.raises(InputError, match=r"--over .*: (must|has|a range|more)"):
+        parse_axis(text)
+
+
+def test_grid_is_the_product():
+    """Every combination once, the last key fastest."""
+    assert grid({"a": [1, 2], "b": "xy"}) == [
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 2, "b": "x"},
+        {"a": 2, "b": "y"},
+    ]
+
+
+def test_a_point_is_a_run():
+    """Each point's answer is what `run` says of the scenario with those settings."""
+    outcomes = sweep("llama-8b-h100", OVER, SMALL, workers=1)
+    for outcome in outcomes:
+        settings = [f"{key}={value}" for key, value in outcome["set"].items()]
+        assert outcome["answer"] == finite(summarize(run(load_scenario("llama-8b-h100", [*SMALL, *settings]))))
+    assert [row["engine.max_num_seqs"] for row in rows(outcomes)] == [8, 8, 32, 32]
+
+
+def test_workers_do_not_change_a_byte(tmp_path):
+    """One process, two processes, and half of it found on disk leave the same files."""
+    for name, workers in (("one", 1), ("two", 2)):
+        sweep("llama-8b-h100", OVER, SMALL, tmp_path / name, workers)
+    assert _bytes(tmp_path / "one") == _bytes(tmp_path / "two")
+    seen = []
+    for file in sorted((tmp_path / "two" / "points").iterdir())[:2]:
+        file.unlink()
+    sweep("llama-8b-h100", OVER, SMALL, tmp_path / "two", 1, progress=lambda *at: seen.append(at))
+    assert _bytes(tmp_path / "one") == _bytes(tmp_path / "two")
+    assert seen == [(2, 4, 2), (3, 4, 2), (4, 4, 2)]
+
+
+def test_a_point_that_cannot_run_is_an_answer(tmp_path):
+    """70B on one GPU does not fit: the point says so, the others run."""
+    result = CliRunner().invoke(
+        app, ["sweep", "llama-70b-4xh100", "--over", "parallelism.tensor=1,4", "--set", SMALL[0], "--workers", "1",
+              "--out", str(tmp_path / "s")],
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert "cannot run:" in result.stdout
+    assert "does not fit" in (tmp_path / "s" / "sweep.csv").read_text()
+
+
+def test_wrong_points_are_all_named():
+    """Every invalid point's problem, before anything runs."""
+    with pytest.raises(InputError) as caught:
+        sweep("llama-8b-h100", {"engine.max_num_seqs": [0, -1], "engine.presett": ["x"]})
+    assert len(caught.value.problems) == 3
+
+
+def _bytes(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_and_resumed(tmp_path):
+    """Killed at random moments and started again, a sweep ends with the same bytes as one that was left alone."""
+    command = [sys.executable, "-m", "infersim", "sweep", "llama-8b-h100", "--over", "workload.request_rate=1:120:1",
+               "--over", "engine.max_num_seqs=16,64", "--set", "workload.num_requests=4000", "--workers"]  # fmt: skip
+    subprocess.run([*command, "2", "--out", str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
+    draw, points = random.Random(1), tmp_path / "cut" / "points"
+    done = []
+    for _ in range(20):
+        process = subprocess.Popen(
+            [*command, draw.choice("12"), "--out", str(tmp_path / "cut")],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        before, moment = len(list(points.glob("[!.]*"))), draw.randrange(8)
+        while process.poll() is None and len(list(points.glob("[!.]*"))) < before + moment:
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.02))
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        done.append(len(list(points.glob("[!.]*"))))
+    subprocess.run([*command, "1", "--out", str(tmp_path / "cut")], check=True, stdout=subprocess.DEVNULL)
+    for left in (tmp_path / "cut").rglob(".*"):  # the file that was being written when it was killed
+        left.unlink()
+    assert done == sorted(done)
+    assert 0 < done[0] < done[-1] < 240
+    assert _bytes(tmp_path / "whole") == _bytes(tmp_path / "cut")
+
+
+@pytest.mark.slow
+def test_two_node_ray_cluster(tmp_path):
+    """The same sweep on a real Ray cluster of two nodes leaves the same bytes as on this machine."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'infersim[ray]'")
+    binary, address = os.path.join(os.path.dirname(sys.executable), "ray"), "127.0.0.1:6411"
+    node = ["--block", "--num-cpus", "1", "--disable-usage-stats", "--object-store-memory", "80000000"]
+    command = [sys.executable, "-m", "infersim", "sweep", "llama-8b-h100", "--over", "workload.request_rate=1:24:1",
+               "--set", SMALL[0]]  # fmt: skip
+    ray = ["--executor", "ray", "--address", address]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
+        head = ["--head", "--port", "6411", "--include-dashboard", "false", "--temp-dir", folder]
+        nodes = []
+        try:
+            for start in (head, ["--address", address]):
+                nodes.append(subprocess.Popen([binary, "start", *start, *node], **quiet))
+                _wait_for_nodes(binary, address, len(nodes))
+            subprocess.run([*command, *ray, "--out", str(tmp_path / "cluster")], check=True, **quiet)
+        finally:
+            for process in reversed(nodes):
+                process.terminate()
+                process.wait(60)
+    subprocess.run([*command, "--workers", "1", "--out", str(tmp_path / "here")], check=True, stdout=subprocess.DEVNULL)
+    assert _bytes(tmp_path / "cluster") == _bytes(tmp_path / "here")
+
+
+def _wait_for_nodes(binary, address, wanted):
+    """Until `ray status` counts so many nodes."""
+    for _ in range(60):
+        status = subprocess.run([binary, "status", "--address", address], capture_output=True, text=True).stdout
+        if status.count("node_") >= wanted:
+            return
+        time.sleep(1)
+    pytest.fail(f"no {wanted} nodes after a minute: {status}")
+
+
+def test_json_has_every_point():
+    """--json prints one document."""
+    result = CliRunner().invoke(
+        app, ["sweep", "llama-8b-h100", "--over", "workload.request_rate=1,2", "--set", SMALL[0], "--json",
+              "--workers", "1"],
+    )  # fmt: skip
+    document = json.loads(result.stdout)
+    assert [point["set"] for point in document["points"]] == [
+        {"workload.request_rate": 1},
+        {"workload.request_rate": 2},
+    ]
