@@ -51,6 +51,7 @@ class Deployment:
             long_prefill_needs_contention=engine.long_prefill_needs_contention,
             reserve_full_isl=engine.reserve_full_isl,
             async_scheduling=engine.async_scheduling,
+            enable_prefix_caching=engine.enable_prefix_caching,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time,
             host_request_time=engine.host_request_time,

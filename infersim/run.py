@@ -69,6 +69,7 @@ def _simulate(
     fleet = Fleet(
         [spec for spec, count in zip(specs, counts, strict=True) for _ in range(count)],
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
+        shares_text=requests.segments is not None,
     )
     served = serve(
         scenario.cluster,

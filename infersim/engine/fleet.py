@@ -151,7 +151,8 @@ class Fleet:
     ) -> None:
         """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
 
-        For names and segments see `add`. Raises ValueError if an arrival lies before one submitted earlier to the same replica.
+        For names and segments see `add`. Raises ValueError if an arrival lies before one submitted earlier to the same
+        replica.
         """
         arrival = np.atleast_1d(np.asarray(arrival, "f8"))
         if len(arrival) == 0:

@@ -35,7 +35,7 @@ def histogram_centres() -> np.ndarray:
 
 QUERY_TILE = 128  # queries per tile of a prefill attention kernel (FlashAttention 2/3 block sizes 64-192)
 MAX_ATTENTION_KINDS = 4
-RESERVED_PER_SEQUENCE = 3  # times max_num_seqs: requests that may hold block tables without running
+RESERVED_PER_SEQUENCE = 1  # times max_num_seqs: requests that may hold block tables without running
 
 # One row per request of the whole fleet: running state first (what every step touches shares a cache line), then the
 # input columns and the record that remains.
