@@ -15,6 +15,7 @@ from .metrics.warmup import check_warmup, warmup_time
 from .spec.errors import InputError
 from .spec.scenario import Scenario
 from .spec.workload import Workload
+from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
 
@@ -28,11 +29,11 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
-    specs = [ReplicaSpec(deployment.knobs(), deployment.step_cost()) for deployment, _, _ in kinds]
+    specs = [deployment.replica() for deployment, _, _ in kinds]
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         requests = build_requests(scenario.workload, seed, Path())
-        if previous is not None and _same(requests, previous):
+        if previous is not None and scenario.speculation is None and _same(requests, previous):
             raise InputError(
                 "simulation.replications: nothing in this workload is drawn, so every replication would be the same;"
                 f" must be 1 (got {scenario.simulation.replications})"
@@ -57,7 +58,7 @@ def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
-    specs = [ReplicaSpec(deployment.knobs(), deployment.step_cost()) for deployment, _, _ in kinds]
+    specs = [deployment.replica() for deployment, _, _ in kinds]
     return _simulate(scenario, kinds, specs, requests, scenario.simulation.seed, None, save_detailed)
 
 
@@ -89,6 +90,8 @@ def _simulate(
         ranks=kinds[0][0].parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
         shares_text=requests.segments is not None,
+        acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
+        seed=seed,
     )
     served = serve(
         scenario.cluster,
