@@ -21,7 +21,7 @@ import llvmlite.binding as llvm
 from .state import Arrays
 
 SOURCES = (
-    "njit.py", "state.py", "blocks.py", "speculation.py", "scheduler.py", "replica.py", "commands.py", "advance.py",
+    "njit.py", "state.py", "blocks.py", "draws.py", "speculation.py", "scheduler.py", "replica.py", "commands.py", "advance.py",
     "compiled.py",
 )  # fmt: skip
 

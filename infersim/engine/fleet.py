@@ -6,8 +6,8 @@ import numpy as np
 
 from . import state
 from .compiled import load
+from .draws import make_keys, uniforms
 from .price import Acceptance, DraftCost, StepCost
-from .speculation import make_keys, uniforms
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def regime(cost: StepCost, sequences: int, context: int, drafts: int = 0) -> str
 def speculation_over_batch(
     cost: StepCost, draft: DraftCost, tokens: np.ndarray, context: int, max_num_seqs: int
 ) -> list[dict[str, Any]]:
-    """One row for each batch. tokens: f8[most + 1], mean tokens of a step that verifies so many drafts of a sequence."""
+    """One row for each batch. tokens: f8[most + 1], mean tokens of a step that verifies so many drafts each."""
     most = len(tokens) - 1
     rows = []
     for batch in BATCHES:
@@ -64,7 +64,7 @@ def speculation_over_batch(
 
 
 def crossing(rows: list[dict[str, Any]], key: str) -> int | None:
-    """The first `key` at which the gain is gone, between two rows by a straight line in the logarithm; None if never."""
+    """The first `key` at which the gain is gone, by straight lines between rows in the logarithm; None if never."""
     for before, after in zip([None, *rows], rows, strict=False):
         if after["gain"] <= 1:
             if before is None:
