@@ -117,8 +117,13 @@ def test_a_number_of_blocks_can_be_given():
     memory = waterfall("Llama-3.1-8B", "h100-sxm", num_gpu_blocks_override=1000, max_model_len=999 * 16)
     assert memory.num_gpu_blocks == 1000
     assert memory.kv_bytes == 1000 * 2 * 2**20
-    with pytest.raises(InputError, match="must be at most 15984"):
+    with pytest.raises(InputError, match=r"8193 KV blocks.* num_gpu_blocks_override is 1000; must be at most 15984"):
         waterfall("Llama-3.1-8B", "h100-sxm", num_gpu_blocks_override=1000)
+
+
+def test_the_number_of_blocks_fits_the_engines_integers_whatever_the_memory():
+    boundless = load_hardware("h100-sxm").model_copy(update={"memory_usable": 1e30})
+    assert waterfall("Llama-3.1-8B", boundless).num_gpu_blocks == 2**31 - 1
 
 
 @pytest.mark.parametrize(
