@@ -17,14 +17,24 @@ from .servegen import clients_of_folder, clients_of_json, draw_requests
 from .table import json_table, read_csv, read_json_lines, read_text
 from .trace import requests_of
 
+LONGEST = 1e9
+"""s that arrivals may span, 32 years: a later time is no longer exact to a microsecond"""
+
 
 def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
     """Draw or read the requests; `base` is the folder of the scenario, from which a relative trace is found first.
 
-    InputError, with file, line and column, for a trace that is not one.
+    InputError, with file, line and column, for a trace that is not one, and for arrivals over more than LONGEST.
     """
-    if workload.trace is not None:
-        return _from_trace(workload, seed, base)
+    requests = _from_trace(workload, seed, base) if workload.trace is not None else _draw(workload, seed)
+    if requests.arrival[-1] > LONGEST:
+        raise InputError(
+            f"workload: requests arrive over {requests.arrival[-1]:.3g} s; must be at most {LONGEST:.0e} s, 32 years"
+        )
+    return requests
+
+
+def _draw(workload: Workload, seed: int) -> Requests:
     n = workload.num_requests
     return Requests(
         draw_arrivals(workload, n, seed),
