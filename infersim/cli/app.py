@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from . import compare, reproduce, run, show, sweep
+from . import calibrate, compare, plan, reproduce, run, show, sweep, validate
 from .guard import INTERRUPTED, WRONG_INPUT, quiet_stdout
 
 app = typer.Typer(
@@ -19,7 +19,10 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("plan")(plan.plan)
 app.command("sweep")(sweep.sweep)
+app.add_typer(calibrate.app, name="calibrate")
+app.command("validate")(validate.validate)
 app.add_typer(show.app, name="show")
 app.command("reproduce")(reproduce.reproduce)
 
