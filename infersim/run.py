@@ -88,6 +88,7 @@ def _simulate(
         [spec for spec, count in zip(specs, counts, strict=True) for _ in range(count)],
         ranks=kinds[0][0].parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
+        shares_text=requests.segments is not None,
     )
     served = serve(
         scenario.cluster,
