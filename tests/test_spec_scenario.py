@@ -131,7 +131,7 @@ def test_all_errors_at_once():
         {
             "hardware": "h101",
             "workload": {"request_rate": -1, "input_tokens": 1, "output_tokens": 1},
-            "engine": {"preset": "vllm-0.12", "enable_prefix_caching": True, "block_size": 2.5, "watermark": 1},
+            "engine": {"preset": "vllm-0.12", "enable_prefix_caching": 2, "block_size": 2.5, "watermark": 1},
             "precision": {"weights": "fp7"},
             "parallelism": {"expert": 3},
             "slo": {"p98_ttft_ms": 1, "p99_ttft_ms": "10 GB"},
@@ -144,7 +144,8 @@ def test_all_errors_at_once():
     for start in (
         "x.yaml: hardware: 'h101': no such hardware profile", "x.yaml: workload.request_rate: must be",
         "x.yaml: engine.preset: no such engine preset (got 'vllm-0.12'); known: ",
-        "x.yaml: engine.enable_prefix_caching: must be false", "x.yaml: engine.block_size: must be a whole number",
+        "x.yaml: engine.enable_prefix_caching: must be true or false",
+        "x.yaml: engine.block_size: must be a whole number",
         "x.yaml: engine.watermark: must be less than 1", "x.yaml: precision.weights: must be one of auto",
         "x.yaml: parallelism: expert must divide", "x.yaml: slo.p98_ttft_ms: unknown key; did you mean p9",
         "x.yaml: slo.p99_ttft_ms: must be a time in ms", "x.yaml: speculation: must be null",

@@ -23,7 +23,9 @@ import llvmlite.binding as llvm
 
 from .state import Arrays
 
-SOURCES = ("state.py", "scheduler.py", "replica.py", "commands.py", "advance.py", "compiled.py")
+SOURCES = (
+    "njit.py", "state.py", "blocks.py", "scheduler.py", "replica.py", "commands.py", "advance.py", "compiled.py",
+)  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -79,7 +81,7 @@ def _compile() -> tuple[bytes, dict]:
 
     def entry(
         call, replicas, schedulers, knobs, prices, table, steps_priced, attention, sums, scratch, due, requests,
-        running, steps, counts, step_end, histogram, gaps, gap_offset, events,
+        segments, blocks, tables, running, steps, counts, step_end, histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -97,6 +99,9 @@ def _compile() -> tuple[bytes, dict]:
                 carray(scratch, (ranks, resources)),
                 carray(due, (2 * c[0].num_leaves,)),
                 carray(requests, (c[0].num_requests,)),
+                carray(segments, (c[0].num_segments,)),
+                carray(blocks, (n * ranks, c[0].num_blocks)),
+                carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
                 carray(running, (n * ranks, seqs)),
                 carray(steps, (n * ranks, flight, seqs)),
                 carray(counts, (n * ranks, flight)),
@@ -108,8 +113,11 @@ def _compile() -> tuple[bytes, dict]:
             )
         )
 
-    records = ("CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "EVENT")
-    call, replica, scheduler, knobs, price, attention, sums, request, event = (
+    records = (
+        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "BLOCK",
+        "EVENT",
+    )  # fmt: skip
+    call, replica, scheduler, knobs, price, attention, sums, request, segment, block, event = (
         numba.from_dtype(getattr(state, name)) for name in records
     )
     f4, f8, i4, i8 = types.float32, types.float64, types.int32, types.int64
@@ -127,6 +135,9 @@ def _compile() -> tuple[bytes, dict]:
         f8,
         f8,
         request,
+        segment,
+        block,
+        i4,
         i4,
         i4,
         i4,

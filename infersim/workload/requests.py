@@ -43,6 +43,13 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival)
 
+    @property
+    def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Offsets, ids and lengths of the segments, if there are any."""
+        if self.segment_offsets is None:
+            return None
+        return self.segment_offsets, self.segment_ids, self.segment_lengths
+
     def keep(self, rows: np.ndarray) -> "Requests":
         """The rows where the mask bool[n] is true; ids stay."""
         names = ("arrival", "prompt_tokens", "output_tokens", "request_id", "session", "delay", "tenant")
@@ -56,6 +63,11 @@ class Requests:
             columns["segment_offsets"] = np.concatenate(([0], np.cumsum(counts[rows])))
             columns["segment_ids"], columns["segment_lengths"] = self.segment_ids[kept], self.segment_lengths[kept]
         return replace(self, **columns)
+
+
+def own_text(rows: np.ndarray) -> np.ndarray:
+    """Segment ids of what a request itself says and generates: never those of a trace, which are not negative."""
+    return -1 - rows
 
 
 def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: int) -> np.ndarray:
