@@ -84,13 +84,15 @@ def predict(row) -> tuple[float, str]:
 
 def _line(row) -> float:
     """Inter-token latency of one stream over its context: ms at none, or ms per token."""
+    kv_cache = "fp8" if "fp8" in str(row.dtype_kv) else "bf16"
+    preset = preset_of("vllm", row.engine_version)
     near, far = (
-        serve(
-            Batch(row.model, HARDWARE[row.gpu], context, 128, 1, kv_cache="fp8" if "fp8" in str(row.dtype_kv) else "bf16",
-                  preset=preset_of("vllm", row.engine_version), one_prefill=False)
-        ).tpot * 1e3
-        for context in (1000, 100_000)
-    )  # fmt: skip
+        1e3
+        * serve(
+            Batch(row.model, HARDWARE[row.gpu], n, 128, 1, kv_cache=kv_cache, preset=preset, one_prefill=False)
+        ).tpot
+        for n in (1000, 100_000)
+    )
     slope = (far - near) / 99_000
     return slope if row.metric == "itl_slope_vs_context" else near - slope * 1064
 
