@@ -1,6 +1,6 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,15 @@ def make_knobs(**values) -> np.void:
         else:
             knobs[name] = value
     return knobs[()]
+
+
+def _scaled(attention: np.ndarray, factor: float) -> np.ndarray:
+    """state.ATTENTION_PRICE rows with every time multiplied."""
+    scaled = attention.copy()
+    for name in scaled.dtype.names:
+        if name != "window" and not name.endswith("softness"):
+            scaled[name] *= factor
+    return scaled
 
 
 class Fleet:
@@ -74,7 +83,7 @@ class Fleet:
         self.gaps = np.zeros(0, "f4")
         self.gap_offset = np.zeros(0, "i8")
         self.num_requests = 0
-        self.aborted: dict[int, float] = {}
+        self.aborted_time = 0.0  # request-seconds of requests that were sent and aborted
         self._requests = np.zeros(0, state.REQUEST)
         self._moved()
 
@@ -176,6 +185,13 @@ class Fleet:
         self._moved()
         return first
 
+    def add_like(self, row: int) -> int:
+        """Another request like one that was added, to be sent on its own; returns its row."""
+        like = self._requests[row]
+        new = self.add(like["prompt_tokens"], like["output_tokens"], like["max_tokens"], 1)
+        self._requests["hold"][new] = self._requests["hold"][row]
+        return new
+
     def send(self, row: int, replica: int, arrival: float) -> None:
         """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
         self._arrival[row] = arrival
@@ -196,7 +212,8 @@ class Fleet:
     def abort(self, row: int, time: float) -> bool:
         """End a request at `time`, to which the fleet has been advanced; False if it had ended before."""
         if self._command(state.ABORT, row, time):
-            self.aborted[row] = time
+            if self._requests["sent"][row] >= 0:
+                self.aborted_time += time - float(self._requests["sent"][row])
             return True
         return False
 
@@ -210,17 +227,37 @@ class Fleet:
         self._command(state.RELEASE, row, time)
 
     def fail(self, replica: int, time: float) -> list[int]:
-        """The replica dies and forgets everything: its requests are aborted (returned), steps in flight vanish."""
+        """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish.
+
+        Returns the rows of those requests.
+        """
         r = self.requests
         mine = r["replica"] == replica
-        for row in np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist():
+        held = np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist()
+        for row in held:
             self.release(row, time)
         alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
-        ended = [row for row in alive if self.abort(row, time)]
+        ended = held + [row for row in alive if self.abort(row, time)]
         row = self.replicas[replica : replica + 1]
         row["in_flight"] = row["blocked"] = 0
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
         return ended
+
+    def slow_down(self, replica: int, cost: StepCost, factor: float) -> None:
+        """From now on the replica's steps take `factor` times the seconds of `cost`, its own one."""
+        scaled = replace(
+            cost, linear=cost.linear * factor, head=cost.head * factor, attention=_scaled(cost.attention, factor)
+        )
+        parts = np.concatenate([scaled.linear, scaled.head])
+        row = self.prices[replica : replica + 1]
+        row["linear"] = len(self.table)
+        row["head"] = len(self.table) + len(scaled.linear)
+        self.table = np.concatenate([self.table, parts.sum(axis=1)])
+        self.busy_by_resource = np.concatenate([self.busy_by_resource, parts * scaled.issue_share])
+        self.steps_priced = np.concatenate([self.steps_priced, np.zeros(len(parts), "i8")])
+        self.attention[replica, : len(scaled.attention)] = scaled.attention
+        self.call["table_size"] = len(self.table)
+        self._moved()
 
     def _command(self, command: int, row: int, time: float) -> bool:
         call = self.call[0]

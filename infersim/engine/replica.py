@@ -318,6 +318,7 @@ def start_step(a, r):
     observe(a, r)
     slot = (replica.oldest_step + replica.in_flight) % knobs.steps_in_flight
     replica.blocked = 0
+    num_preemptions = replica.num_preemptions
     tokens = 0
     sequences = 0
     for rank in range(first, first + call.ranks):
@@ -330,8 +331,10 @@ def start_step(a, r):
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
-        if replica.in_flight == 0 and is_empty(a.schedulers, first, call.ranks):
-            return True
+        if replica.in_flight == 0 and (
+            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions
+        ):
+            return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1
         return replica.in_flight > 0 or replica.num_reserved > 0
     latency = price_step(a, r)

@@ -41,6 +41,29 @@ def push_front(requests, scheduler, q):
 
 
 @compiled
+def put_back(requests, scheduler, q):
+    """Prepend the preempted request q, but behind those whose KV came from elsewhere.
+
+    They hold blocks: if it went before them, it might never have enough, and they never run.
+    """
+    before = -1
+    after = scheduler.waiting_head
+    while after >= 0 and requests[after].num_blocks > 0:
+        before = after
+        after = requests[after].next
+    if before < 0:
+        push_front(requests, scheduler, q)
+    elif after < 0:
+        push_back(requests, scheduler, q)
+    else:
+        requests[q].prev = before
+        requests[q].next = after
+        requests[before].next = q
+        requests[after].prev = q
+        scheduler.num_waiting += 1
+
+
+@compiled
 def remove(requests, scheduler, q):
     """Take request q out of the waiting queue."""
     before, after = requests[q].prev, requests[q].next
@@ -146,7 +169,7 @@ def preempt_last(requests, replica, scheduler, running):
     scheduler.free_blocks += request.num_blocks
     request.num_blocks = 0
     request.slots = 0
-    push_front(requests, scheduler, victim)
+    put_back(requests, scheduler, victim)
     return victim
 
 

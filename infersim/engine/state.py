@@ -13,11 +13,13 @@ WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(
 
 # --- request status ---------------------------------------------------------------------------------------------------
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
+TIMED_OUT, LOST = 6, 7  # of a record only: a request whose every attempt was aborted, by its client or by a failure
 # why a request was rejected
-PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN = 1, 2
+PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL = 1, 2, 3
 REJECTION_REASONS = {
     PROMPT_TOO_LONG: "prompt does not fit max_model_len",
     OVER_MAX_MODEL_LEN: "prompt + max_tokens exceeds max_model_len",
+    QUEUE_FULL: "the front door's queue was full",
 }
 
 # --- ITL histogram: each power of two is cut into 128 equal bins, read off a float's bits; a bin's centre is within
