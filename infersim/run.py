@@ -30,6 +30,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     """
     check_warmup(scenario)
     kinds = deployments_of(scenario)
+    _check_ranks(kinds)
     sites = _sites(scenario, kinds)
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
@@ -44,6 +45,23 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
         if results[-1].interrupted:
             break
     return results
+
+
+def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
+    ranks = sorted({deployment.parallelism.attention_data for deployment, _ in kinds})
+    if len(ranks) > 1:
+        raise InputError(
+            "cluster.kinds: parallelism.attention_data must be the same for all kinds of replicas"
+            f" (got {' and '.join(map(str, ranks))})"
+        )
+
+
+def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
+    """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
+    kinds = deployments_of(scenario)
+    _check_ranks(kinds)
+    sites = _sites(scenario, kinds)
+    return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 
 
 def is_drawn(workload: Workload) -> bool:
@@ -86,7 +104,12 @@ def _simulate(
     shortest = min((deployment for deployment, _ in kinds), key=lambda d: d.engine.max_model_len)
     max_tokens = resolve_max_tokens(load, requests, shortest.engine.max_model_len)
     _check_lengths(shortest, requests, max_tokens)
-    fleet = Fleet([spec for spec, _ in sites], keep_gaps=save_detailed or scenario.simulation.warmup != 0)
+    fleet = Fleet(
+        [spec for spec, _ in sites],
+        ranks=kinds[0][0].parallelism.attention_data,
+        keep_gaps=save_detailed or scenario.simulation.warmup != 0,
+        shares_text=requests.segments is not None,
+    )
     tenants = np.array([tenant.priority for tenant in (load.tenants or {}).values()])
     clients = Clients(
         max_tokens,
@@ -125,6 +148,7 @@ def _result(
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
+    usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * deployment.parallelism.attention_data
     return Result(
         scenario=scenario,
         engine=deployment.engine,
@@ -142,7 +166,7 @@ def _result(
         num_wasted_tokens=int(rows["num_wasted_tokens"].sum()),
         peak_running=int(rows["peak_running"].max()),
         peak_blocks=int(rows["peak_blocks"].max()),
-        blocks_held=int((fleet.knobs["num_gpu_blocks"] - 1 - fleet.schedulers["free_blocks"]).sum()),
+        blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
         floors={
             "itl": min(floor_itl(*parts, context) for parts in all_parts),
             "ttft": min(floor_ttft(*parts, prompt) for parts in all_parts),
@@ -152,7 +176,7 @@ def _result(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
             gpus=np.repeat([d.parallelism.num_gpus for d, _ in kinds], counts),
             rows=rows,
-            usable_blocks=fleet.knobs["num_gpu_blocks"] - 1,
+            usable_blocks=usable_blocks,
             available=served.available,
             visits=fleet.requests[fleet.requests["replica"] >= 0],
             aborted_time=fleet.aborted_time,

@@ -35,6 +35,7 @@ def a_replica(draw: random.Random) -> ReplicaSpec:
         steps_in_flight=1 + asynchronous,
         async_scheduling=asynchronous,
         reserve_full_isl=draw.random() < 0.5,
+        enable_prefix_caching=draw.random() < 0.5,
         host_step_time=draw.choice([0, 5e-4]),
         host_request_time=draw.choice([0, 1e-3]),
     )
@@ -121,7 +122,7 @@ def check(seed: int) -> None:
     draw = random.Random(seed)
     cluster, requests = a_cluster(draw), some_requests(draw)
     one = a_replica(draw)
-    fleet = Fleet([one] * cluster.most)
+    fleet = Fleet([one] * cluster.most, shares_text=True)
     clients = Clients(
         requests.output_tokens + draw.choice([0, 5]),
         draw.choice([0, 0, 1, 5]),

@@ -86,7 +86,7 @@ def test_kv_from_elsewhere_needs_one_step_per_token():
     """A prompt of 8 tokens whose KV has arrived: its last token is computed again, as in vLLM."""
     fleet = one_tick_fleet()
     row = fleet.add(8, 3, 3, 1)
-    assert fleet.reserve(row, 0, 0.0)
+    assert fleet.reserve(row, 0, 0.0) == 2
     assert fleet.schedulers["free_blocks"][0] == 8 - 2
     fleet.send(row, 0, 5.0)
     fleet.advance()
@@ -105,7 +105,7 @@ def test_reservation_waits_for_room_and_blocks_are_held_until_released():
     fleet.advance(2.0)
     assert fleet.requests["status"][first] == state.COMPLETED
     assert fleet.schedulers["free_blocks"][0] == 8 - 5
-    assert not fleet.reserve(second, 0, 2.0)
+    assert fleet.reserve(second, 0, 2.0) == -1
     fleet.send(second, 0, 2.0)
     fleet.advance(4.0)
     assert fleet.requests["status"][second] == state.WAITING  # not stuck: something is held

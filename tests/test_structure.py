@@ -19,6 +19,7 @@ ROOMS = {
     "explain",
     "planning",
     "report",
+    "calibration",
     "reproduce",
     "cli",
 }
@@ -31,8 +32,9 @@ ALLOWED = {
     "cluster": {"spec", "engine", "workload"},
     "metrics": {"spec", "engine", "cost"},
     "explain": {"spec", "models", "engine", "cost", "metrics"},
-    "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run
+    "planning": {"spec", "models", "cost", "engine", "workload", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
+    "calibration": ROOMS - {"cli"},
     "reproduce": ROOMS - {"cli"},
     "cli": ROOMS,
 }

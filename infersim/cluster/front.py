@@ -21,7 +21,7 @@ from ..engine.state import (
 )
 from ..spec.cluster import Cluster
 from ..spec.cluster import Router as RouterSpec
-from ..workload.requests import Requests
+from ..workload.requests import Requests, own_text
 from .clients import Clients
 from .clock import Clock
 from .failures import break_down
@@ -64,7 +64,8 @@ class Front:
         """what a process must still find when it comes back to a request: another attempt has another"""
         self.refused: set[int] = set()
         """requests whose last attempt found the queue full"""
-        fleet.add(requests.prompt_tokens, requests.output_tokens, clients.max_tokens, n)
+        columns = (requests.prompt_tokens, requests.output_tokens, clients.max_tokens, n)
+        fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
 
         self.delay = [] if requests.delay is None else requests.delay.tolist()
         self.followers: dict[int, list[int]] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from ..engine.fleet import Fleet
 from ..engine.state import COMPLETED
 from ..spec.cluster import Cluster
-from ..workload.requests import Requests
+from ..workload.requests import Requests, own_text
 from .clients import Clients
 from .front import Front
 from .link import Link
@@ -29,11 +29,14 @@ class HandOver(Front):
         self.watched = True
         self.prefill: Pool = self.make_pool(spec.prefill.router, first, spec.prefill.replicas, spec.prefill.replicas, 0)
         self.link = Link(self.clock, spec.transfer.bandwidth)
-        start = fleet.add(requests.prompt_tokens, 1, 1, n)
+        columns = (requests.prompt_tokens, 1, 1, n)
+        start = fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
         fleet.requests["hold"][start:] = 1
         self.prefill_row = list(range(start, start + n))
         self.owner |= {row: row - start for row in self.prefill_row}
         self.short = (requests.prompt_tokens < spec.transfer.min_prompt_tokens).tolist()
+        self.split = np.zeros(n, bool)
+        """bool[n]: whether its last attempt went by a prefill replica"""
         self.computed = np.full(n, np.nan)
         """f8[n]: when each prompt was computed"""
         self.reserved = np.full(n, np.nan)
@@ -44,10 +47,11 @@ class HandOver(Front):
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A prefill replica gets request i, or a decode replica if its prompt is short or no prefill replica lives."""
         there = self.prefill.allowed()
-        if self.short[i] or (there is not None and not there.any()):
+        self.split[i] = not (self.short[i] or (there is not None and not there.any()))
+        if not self.split[i]:
             super().dispatch(i, allowed, time)
             return
-        if self.attempts[i] > 1:
+        if self.fleet.requests["replica"][self.prefill_row[i]] >= 0:
             self.prefill_row[i] = self.fleet.add_like(self.prefill_row[i])
             self.owner[self.prefill_row[i]] = i
         self.fleet.send(self.prefill_row[i], self.prefill.choose(i, there), time)
@@ -69,24 +73,25 @@ class HandOver(Front):
                 self.lose(i, clock.now)
                 return
         replica = self.pool.choose(i, allowed)
-        if not self.fleet.reserve(answer, replica, clock.now):
+        blocks = self.fleet.reserve(answer, replica, clock.now)
+        if blocks < 0:
             room = clock.event()
             self.pool.reserving.setdefault(replica, deque()).append((i, token, room))
-            yield room
+            blocks = yield room
         if not self.is_current(i, token):
             return
         self.reserved[i] = clock.now
         if transfer.latency:
             yield clock.at(clock.now + transfer.latency)
-        yield self.link.transfer(self._bytes(i, row, answer, replica))
+        yield self.link.transfer(self._bytes(i, row, blocks, replica))
         if self.is_current(i, token):
             self.received[i] = clock.now
             self.fleet.release(row, clock.now)
             self.fleet.send(answer, replica, clock.now)
 
-    def _bytes(self, i: int, row: int, answer: int, replica: int) -> float:
-        """What still has to be sent: all blocks, or with overlap what did not go while the prompt was computed."""
-        size = float(self.fleet.requests["num_blocks"][answer]) * self.sites[replica].block_bytes
+    def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
+        """What still has to be sent: all, or with overlap what did not go while the prompt was computed."""
+        size = blocks * self.sites[replica].block_bytes
         if self.spec.transfer.overlap == "none":
             return size
         meanwhile = self.computed[i] - float(self.fleet.requests["scheduled"][row])
@@ -97,10 +102,11 @@ class HandOver(Front):
         queue = self.pool.reserving.get(replica)
         while queue:
             i, token, room = queue[0]
-            if self.is_current(i, token) and not self.fleet.reserve(self.row[i], replica, self.clock.now):
+            blocks = self.fleet.reserve(self.row[i], replica, self.clock.now) if self.is_current(i, token) else 0
+            if blocks < 0:
                 return
             queue.popleft()
-            room.succeed()
+            room.succeed(blocks)
 
     def withdraw(self, i: int, time: float) -> None:
         super().withdraw(i, time)
@@ -122,14 +128,15 @@ class HandOver(Front):
 
     def records(self) -> np.ndarray:
         records, prefill = super().records(), self.fleet.requests[self.prefill_row]
-        here = prefill["replica"] >= 0
-        records["scheduled"][here] = prefill["scheduled"][here]
+        here = self.split
+        for name in ("scheduled", "num_cached_tokens"):
+            records[name][here] = prefill[name][here]
         records["num_preemptions"][here] += prefill["num_preemptions"][here]
         return records
 
     def columns(self) -> dict[str, np.ndarray]:
         return super().columns() | {
-            "prefill_replica": self.fleet.requests["replica"][self.prefill_row],
+            "prefill_replica": np.where(self.split, self.fleet.requests["replica"][self.prefill_row], -1),
             "wait_for_room_ms": (self.reserved - self.computed) * 1e3,
             "transfer_ms": (self.received - self.reserved) * 1e3,
         }

@@ -11,7 +11,7 @@ from ..engine.fleet import Fleet
 from ..engine.state import COMPLETED
 from ..spec.cluster import STATIC_POLICIES, Cluster
 from ..spec.errors import InputError
-from ..workload.requests import Requests
+from ..workload.requests import Requests, own_text
 from .clients import Clients
 from .pool import Site
 from .routers import assign
@@ -64,7 +64,8 @@ def serve(
         fleet.knobs["max_concurrency"] = clients.max_concurrency
         weights = np.array([site.weight for site in sites])
         replica = 0 if k == 1 else assign(policy, weights, n, seed)
-        fleet.submit(replica, requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
+        columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
+        fleet.submit(replica, *columns, names=own_text(requests.request_id), segments=requests.segments)
         interrupted = _advance(fleet, last, progress)
         end = float(fleet.replicas["now"].max())
         route = {"policy": policy if k > 1 else None}
