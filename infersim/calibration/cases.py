@@ -1,12 +1,16 @@
 """What is measured on a device: each case is a few of infersim's own operators, at one shape."""
 
+import functools
 from dataclasses import dataclass, replace
 
-from infersim.cost.operators import Operator, Sums, forward_pass
+from infersim.cost.formats import UNPACKED_FOR
+from infersim.cost.operator import Operator, Sums
+from infersim.cost.operators import forward_pass
+from infersim.cost.roofline import peak_flops
 from infersim.engine.state import QUERY_TILE
 from infersim.models.architecture import Model
 from infersim.models.huggingface import model_from_config
-from infersim.spec.hardware import Hardware
+from infersim.spec.hardware import Hardware, load_hardware
 from infersim.spec.precision import Precision
 
 BLOCK_SIZE = 16  # tokens per KV block
@@ -153,7 +157,9 @@ def _launches() -> list[Case]:
 
 def linear(n: int, k: int, m: int, dtype: str) -> Case:
     """[m, k] x [k, n]."""
-    operator = Operator("linear", "gemm", dtype, 1, "tokens", flops={"tokens": 2.0 * n * k},
+    unpacked = {"step": n * k, "tokens": n * k / UNPACKED_FOR} if dtype == "int4" else {}
+    operator = Operator("linear", "gemm", dtype, 1, "tokens", flops={"tokens": 2.0 * n * k}, unpack=unpacked,
+                        rate="bf16" if unpacked else "",
                         weights={"step": n * k * BYTES_PER_WEIGHT[dtype]},
                         activations={"tokens": 2.0 * (n + k)})  # fmt: skip
     shape = {"outputs": n, "inputs": k, "tokens": m}
@@ -169,10 +175,16 @@ def step_sums(decodes: int, context: int, prompt: int) -> dict[str, float]:
     }  # fmt: skip
 
 
+@functools.cache
+def pass_of(model: Model) -> tuple[Operator, ...]:
+    """The operators of a bf16 pass; which kernels they are is not asked: every device multiplies bf16 as it is."""
+    return tuple(forward_pass(model, load_hardware("h100-sxm"), Precision()))
+
+
 def _one_layer(model: Model) -> list[Operator]:
     """The operators of a single layer, each once."""
     single = replace(model, layers=model.layers[:1])
-    return [op for op in forward_pass(single, Precision()) if op.per != "sequences" and op.name not in ENDS]
+    return [op for op in pass_of(single) if op.per != "sequences" and op.name not in ENDS]
 
 
 ENDS = ("embedding", "final_norm")
@@ -205,7 +217,7 @@ def decode(model: Model, sequences: int, context: int) -> Case:
 def _elementwise(model: Model, name: str, tokens: int) -> Case:
     sums = step_sums(tokens, 1, 0)
     if name == "sample":
-        operators = [op for op in forward_pass(model, Precision()) if op.name in ("logits_to_float32", "sample")]
+        operators = [op for op in pass_of(model) if op.name in ("logits_to_float32", "sample")]
     else:
         operators = [op for op in _one_layer(model) if op.operator_class == "elementwise"]
         if name != "layer_elementwise":
@@ -215,14 +227,14 @@ def _elementwise(model: Model, name: str, tokens: int) -> Case:
 
 
 def _all_reduce(size: int, devices: int) -> Case:
-    wire = Operator("all_reduce", "collective", "bf16", 1, "step", wire={"step": 2 * (devices - 1) / devices * size})
+    wire = Operator("all_reduce", "collective", "bf16", 1, "step", message={"step": size}, ranks=devices)
     return Case(f"all_reduce.{size}", "all_reduce", "bf16", {"bytes": size, "devices": devices}, "collective",
                 ((wire, {"step": 1}),))  # fmt: skip
 
 
 def _step(model: Model, kind: str, sequences: int, context: int, prompt: int) -> Case:
     sums = step_sums(sequences, context, prompt)
-    operators = _one_layer(model) if kind == "layer" else forward_pass(model, Precision())
+    operators = _one_layer(model) if kind == "layer" else pass_of(model)
     running = [op for op in operators if sums[op.per] > 0]
     what = "mixed" if sequences and prompt else "decode" if sequences else "prefill"
     name = f"{kind}.{what}." + ("+".join([f"{sequences}x{context}"] * bool(sequences) + [f"{prompt}"] * bool(prompt)))
@@ -247,5 +259,5 @@ def floor(case: Case, hardware: Hardware) -> float:
         for amount in (op.weights, op.kv):
             moved += op.count * sum(value * sums[name] for name, value in amount.items())
         flops = op.count * sum(value * sums[name] for name, value in op.flops.items())
-        flop_time += flops / hardware.flops[op.dtype] if op.dtype in hardware.flops else 0.0
+        flop_time += flops / peak_flops(hardware, op) if flops else 0.0
     return max(moved / hardware.memory_bandwidth, flop_time)

@@ -35,12 +35,12 @@ class Errors:
         return f"median {np.median(self.values):.1%}, p90 {np.quantile(self.values, 0.9):.1%}, {len(self.values)} cases"
 
 
-def predict(case: Case, hardware: Hardware, devices: int = 1) -> float:
+def predict(case: Case, hardware: Hardware) -> float:
     """Seconds that the cost model says a case takes on this device."""
     total = 0.0
     for operator, sums in case.work:
         split = zero_split()
-        add_time(split, operator, rate(hardware, operator, devices), sums)
+        add_time(split, operator, rate(hardware, operator), sums)
         total += float(split.sum())
     return total
 
@@ -57,7 +57,7 @@ def fit_all(measurements: list[Measurement], hardware: Hardware, source: str) ->
         group = one.case.group
         if group in PARAMETERS and not one.rejected:
             dtype = one.case.dtype
-            if group == "gemm" and dtype not in hardware.flops:
+            if group == "gemm" and dtype not in hardware.flops and dtype != "int4":
                 continue  # no peak to have a share of
             groups.setdefault(f"{group}.{dtype}" if group == "gemm" else group, []).append(one)
     for key, found in groups.items():
@@ -95,8 +95,7 @@ def fit_class(key: str, measurements: list[Measurement], hardware: Hardware, sou
 
     def errors(candidate: OperatorEfficiency, chosen: list[Measurement]) -> np.ndarray:
         device = with_row(hardware, key, candidate)
-        devices = chosen[0].case.shape.get("devices", 1) if chosen else 1
-        return np.array([np.log(predict(one.case, device, devices) / one.seconds) for one in chosen])
+        return np.array([np.log(predict(one.case, device) / one.seconds) for one in chosen])
 
     values = search(lambda v: mean_error(errors(row(v), fitted)), [choices[name] for name in names])
     found = row(values)

@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from .scheduler import compiled, inlined, push_back, push_front, remove, schedule
+from .njit import compiled, inlined
+from .scheduler import free, push_back, push_front, remove, schedule
 from .state import (
     ABORTED,
     ACTIVATIONS,
@@ -149,7 +150,8 @@ def attention_time(sums, attention, num_kinds, split):
 
 @inlined
 def price_step(a, r):
-    """Seconds of the step just made: the slowest rank's linear[tokens] + head[sequences] + attention.
+    """Seconds of the step just made: the slowest rank's linear[tokens] + head[sequences] + attention, and what all
+    ranks do together on the tokens of all.
 
     An idle rank runs a dummy step. steps_priced counts the rows of the table used (their split by resource is added up
     from it afterwards); attention's split is added to the replica's.
@@ -158,8 +160,10 @@ def price_step(a, r):
     price = a.prices[r]
     slowest = -1.0
     chosen = 0
+    tokens = 0
     for rank in range(ranks):
         scheduler = a.schedulers[r * ranks + rank]
+        tokens += scheduler.num_tokens
         total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + scheduler.num_scheduled]
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
@@ -168,6 +172,10 @@ def price_step(a, r):
     scheduler = a.schedulers[r * ranks + chosen]
     a.steps_priced[price.linear + scheduler.num_tokens] += 1
     a.steps_priced[price.head + scheduler.num_scheduled] += 1
+    if price.shared >= 0:
+        row = price.shared + (tokens + ranks - 1) // ranks
+        slowest += a.table[row]
+        a.steps_priced[row] += 1
     for rank in range(ranks):
         for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH):
             if rank == chosen:
@@ -203,7 +211,7 @@ def gap_bin(gap):
 
 
 @compiled
-def finish(requests, replica, scheduler, knobs, call, events, r, q, end):
+def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
     request = requests[q]
     was_waiting = request.status == WAITING
@@ -213,8 +221,7 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end):
     if request.hold:
         replica.num_reserved += 1
     else:
-        scheduler.free_blocks += request.num_blocks
-        request.num_blocks = 0
+        free(request, scheduler, blocks, tables)
     replica.num_finished += 1
     count_outstanding(replica, -1, end)
     log_event(call, events, replica, q, r, FINISHED)
@@ -277,7 +284,9 @@ def end_step(a, r):
             if keep_gaps and tokens > 1:
                 a.gaps[a.gap_offset[q] + tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
-                finished |= finish(requests, replica, scheduler, knobs, call, a.events, r, q, end)
+                finished |= finish(
+                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank]
+                )
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
     if regular_gaps > 0:
@@ -324,7 +333,7 @@ def start_step(a, r):
         scheduler = a.schedulers[rank]
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.sums[rank], a.attention[r],
-            price.num_kinds,
+            price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
         )  # fmt: skip
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens
