@@ -208,6 +208,21 @@ def scenarios(as_json: Json = False) -> None:
     _list_folder("scenarios", as_json)
 
 
+@app.command("bench")
+@guarded
+def bench(
+    file: Annotated[str, Argument(help="Result of vllm bench serve, aiperf or guidellm.")], as_json: Json = False
+) -> None:
+    """What a benchmark client measured, under vLLM's names."""
+    from infersim.report.bench_files import read_bench
+
+    found = read_bench(file)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_fields({"client": found["client"], "completed": found["completed"], **found["metrics"]})
+
+
 def _print_yaml(value: Any) -> None:
     import yaml
 
