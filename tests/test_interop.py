@@ -120,7 +120,7 @@ def test_other_files_are_refused(tmp_path, text):
     """One line that names the file and what it should be."""
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="x.json"):
+    with pytest.raises(InputError, match=r"x\.json"):
         read_bench(path)
     outcome = CliRunner().invoke(app, ["show", "bench", str(path)])
     assert outcome.exit_code == 2

@@ -67,8 +67,8 @@ def test_the_page_is_whole_and_needs_nothing(page):
     assert not re.search(r'(src|href)="(?!#)', text)
     assert "url(" not in text
     assert "@import" not in text
-    for title in ("Answer", "SLO attainment", "Latency", "Load", "Memory", "Over time", "Where the time goes", "What if",
-                  "What it rests on", "Inputs and commands"):  # fmt: skip
+    for title in ("Answer", "SLO attainment", "Latency", "Load", "Memory", "Over time", "Where the time goes",
+                  "What if", "What it rests on", "Inputs and commands"):  # fmt: skip
         assert f">{title}</h2>" in text, title
     for words in ("vllm serve", "vllm bench serve", "infersim run llama-70b-4xh100", "prefers-color-scheme: dark",
                   "@media print", 'lang="en"'):  # fmt: skip
@@ -130,7 +130,8 @@ def test_a_large_run_is_a_small_page(tmp_path):
 CHECK = """<script>
 const errors = []; window.addEventListener("error", (e) => errors.push(e.message));
 window.addEventListener("load", () => setTimeout(() => {
-  const sizes = [...document.querySelectorAll("svg")].map((s) => s.getBoundingClientRect()).map((r) => [r.width, r.height]);
+  const boxes = [...document.querySelectorAll("svg")].map((s) => s.getBoundingClientRect());
+  const sizes = boxes.map((r) => [r.width, r.height]);
   const table = [...document.querySelectorAll("table")].find((t) => t.caption.textContent === "Loads");
   const column = () => [...table.tBodies[0].rows].map((r) => Number(r.cells[0].dataset.v));
   const button = table.querySelector("th button");
@@ -138,7 +139,8 @@ window.addEventListener("load", () => setTimeout(() => {
   const sorted = button.parentElement.getAttribute("aria-sort");
   const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
   const time = performance.getEntriesByType("navigation")[0].domComplete;
-  document.body.innerHTML = ""; document.body.dataset.found = JSON.stringify({errors, sizes, before, up, down, sorted, wide, time});
+  document.body.innerHTML = "";
+  document.body.dataset.found = JSON.stringify({errors, sizes, before, up, down, sorted, wide, time});
 }, 0));
 </script>"""
 
