@@ -32,7 +32,7 @@ def test_vllm_bench_file_says_what_vllm_would(result):
     tpots = (latencies - ttfts)[outputs > 1] / (outputs[outputs > 1] - 1)
     itls = np.concatenate(document["itls"])
     starts = np.array(document["start_times"])
-    duration = (starts + latencies).max() - starts.min()
+    duration = (starts + latencies).max()  # the clock starts with the benchmark
     assert document["duration"] == pytest.approx(duration)
     assert document["output_throughput"] == pytest.approx(outputs.sum() / duration)
     assert document["total_token_throughput"] == pytest.approx((outputs.sum() + sum(document["input_lens"])) / duration)

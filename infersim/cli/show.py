@@ -176,6 +176,15 @@ def schema() -> None:
     _print_json(json_schema())
 
 
+@app.command("reference")
+@guarded
+def reference() -> None:
+    """Every key of scenario and plan files, as Markdown."""
+    from infersim.report.reference import reference as text
+
+    print(text(), end="")
+
+
 def _list_folder(folder: str, as_json: bool) -> None:
     """Names of packaged files, each with the first words of the comment at its top."""
     from itertools import takewhile
