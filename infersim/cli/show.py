@@ -155,6 +155,24 @@ def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")]
             _print_yaml(profile)
 
 
+@app.command("profile")
+@guarded
+def profile(name: Annotated[str, Argument(help="Profile name or path.")], as_json: Json = False) -> None:
+    """What of a hardware profile is measured, calibrated, from a datasheet, published or assumed."""
+    from infersim.explain.profile import profile_rows
+    from infersim.spec.hardware import load_hardware
+
+    hardware = load_hardware(name)
+    rows = profile_rows(hardware)
+    if as_json:
+        _print_json(rows)
+        return
+    _print_rows([{key: value for key, value in row.items() if key != "source"} for row in rows])
+    print()
+    for source in dict.fromkeys(row["source"] for row in rows):
+        print(f"{', '.join(row['what'] for row in rows if row['source'] == source)}: {source}")
+
+
 @app.command("engines")
 @guarded
 def engines(as_json: Json = False) -> None:
