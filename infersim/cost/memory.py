@@ -119,7 +119,9 @@ def _longest(
         memory = _waterfall(model, hardware, precision, parallelism, changed)
         return bool(_does_not_fit(model, hardware, changed, memory))
 
-    return bisect_left(range(1, engine.max_model_len + 1), True, key=too_long)
+    if not too_long(engine.max_model_len):
+        return engine.max_model_len
+    return bisect_left(range(1, engine.max_model_len), True, key=too_long)
 
 
 def _waterfall(
