@@ -196,10 +196,16 @@ def _beside_drafter(
 MAX_LOGITS = 2**20  # rows of the LM head's table
 
 
-def deployments_of(scenario: Scenario) -> list[tuple[Deployment, int, float]]:
-    """Each kind of replica that a scenario describes, how many there are, and the router's weight of one."""
-    kinds = scenario.cluster.kinds or [Kind(replicas=scenario.cluster.replicas)]
-    return [(_deployment(scenario, kind), kind.replicas, kind.weight) for kind in kinds]
+def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
+    """Each kind of replica that a scenario describes, in the order of their numbers."""
+    kinds = [(_deployment(scenario, kind), kind) for kind in scenario.cluster.groups]
+    cluster = scenario.cluster
+    if cluster.prefill and kinds[0][0].model != kinds[1][0].model:
+        raise InputError(
+            f"cluster.prefill.model: must be that of the decode replicas, whose KV it computes"
+            f" (got {kinds[1][0].model.name} and {kinds[0][0].model.name})"
+        )
+    return kinds
 
 
 def _deployment(scenario: Scenario, kind: Kind) -> Deployment:

@@ -244,6 +244,9 @@ def price_from_step_cost(cost, draft=None) -> Price:
             c = {name: kind[name].item() for name in kind.dtype.names}
             if sums.num_decodes:
                 seconds += decode(c, sums, c["window"])
+            if sums.num_decodes and sums.num_prefills:
+                keys = sums.decode_keys(c["window"])
+                seconds += min(c["mixed_kv"] + c["mixed_growth"] * keys, c["mixed_limit"]) * keys
             if sums.num_prefills:
                 seconds += prefill(c, sums, c["window"])
         return seconds * cost.issue_share, seconds

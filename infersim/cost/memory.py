@@ -23,6 +23,7 @@ from .sharding import check_modelled, pipeline_stages, problems, rank_layer
 from .steptime import capture_sizes
 
 GIB = 2.0**30
+MAX_BLOCKS = 2**31 - 1  # the compiled engine's integers
 VOCAB_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 # Memory that is not PyTorch's and appears while vLLM starts: libraries, and NCCL's buffers under tensor parallelism.
@@ -118,7 +119,9 @@ def _longest(
         memory = _waterfall(model, hardware, precision, parallelism, changed)
         return bool(_does_not_fit(model, hardware, changed, memory))
 
-    return bisect_left(range(1, engine.max_model_len + 1), True, key=too_long)
+    if not too_long(engine.max_model_len):
+        return engine.max_model_len
+    return bisect_left(range(1, engine.max_model_len), True, key=too_long)
 
 
 def _waterfall(
@@ -147,20 +150,24 @@ def _stage(
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     left = usable - weights - overhead - sum(activations.values()) - graphs
 
-    layers = [rank_layer(layer, parallelism).attention for layer in model.layers[first:last]]
+    layers: Counter[Attention] = Counter()
+    for layer, count in Counter(model.layers[first:last]).items():
+        layers[rank_layer(layer, parallelism).attention] += count
     width = BYTES[precision.kv_cache]
-    kinds = Counter(_kept(attention) for attention in layers)
+    kinds: Counter[int] = Counter()
+    for attention, count in layers.items():
+        kinds[_kept(attention)] += count
     layers_per_table = min(kinds.values())  # kv_cache_utils: one size for all, the smallest kind decides
     groups = tuple(KVGroup(window, -(-count // layers_per_table)) for window, count in kinds.items())
-    bytes_of = [a.kv_elements_per_token * width / parallelism.context + a.index_bytes_per_token for a in layers]
+    bytes_of = {a: a.kv_elements_per_token * width / parallelism.context + a.index_bytes_per_token for a in layers}
     state = max(attention.state_bytes(BYTES[precision.activations]) for attention in layers)
-    token_bytes = max(bytes_of)
+    token_bytes = max(bytes_of.values())
     # a state takes one block of its layer: attention's blocks are made large enough (vLLM, HybridAttentionMambaModel)
     block_size = engine.block_size
     if state and token_bytes:
         block_size *= max(1, math.ceil(state / (token_bytes * block_size)))
     block_bytes = max(token_bytes * block_size, state) * layers_per_table
-    blocks = engine.num_gpu_blocks_override or max(0, math.floor(left / block_bytes))
+    blocks = engine.num_gpu_blocks_override or min(max(0, math.floor(left / block_bytes)), MAX_BLOCKS)
     return Memory(
         total_bytes=hardware.memory_usable,
         usable_bytes=usable,
@@ -173,8 +180,8 @@ def _stage(
         block_size=block_size,
         block_bytes=block_bytes,
         num_gpu_blocks=blocks,
-        kv_bytes_per_token=sum(bytes_of),
-        state_bytes=sum(attention.state_bytes(BYTES[precision.activations]) for attention in layers),
+        kv_bytes_per_token=sum(bytes_of[attention] * count for attention, count in layers.items()),
+        state_bytes=sum(a.state_bytes(BYTES[precision.activations]) * count for a, count in layers.items()),
         kv_groups=groups,
         layers_per_table=layers_per_table,
         max_concurrency=blocks / _blocks_of_longest(groups, block_size, engine),
@@ -300,6 +307,11 @@ def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memo
             f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
         )
     need = _blocks_of_longest(memory.kv_groups, memory.block_size, engine) + 1  # and the null block
+    if need > memory.num_gpu_blocks and engine.num_gpu_blocks_override:
+        return (
+            f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs {need} KV blocks, vLLM's null"
+            f" block included, and num_gpu_blocks_override is {engine.num_gpu_blocks_override}"
+        )
     if need > memory.num_gpu_blocks:
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"

@@ -66,7 +66,8 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
         value = metrics[name.replace("p50_", "median_")]
         limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
     met = verdict.state == "stable" and all(limit["met"] for limit in limits)
-    share = metrics["request_goodput"] / metrics["request_throughput"] if metrics["request_throughput"] else None
+    goodput, throughput = metrics["request_goodput"], metrics["request_throughput"]
+    share = goodput / throughput if goodput is not None and throughput else None
     return {"met": met, "limits": limits, "goodput_share": share}
 
 
@@ -179,6 +180,12 @@ def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
     kinds = Counter(row["provenance"] for row in result.provenance)
     if kinds:
         lines.append("operator efficiencies: " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())))
+    calibration, stack = result.scenario.hardware.calibration, result.engine.preset.partition("-")[0]
+    if calibration and calibration.stack != stack:
+        lines.append(
+            f"{result.scenario.hardware.name}'s efficiencies were measured with {calibration.stack}"
+            f" {calibration.version}'s kernels, which stand for {result.engine.preset}'s"
+        )
     return lines
 
 

@@ -6,12 +6,13 @@
 A chunk is what one step of the engine emits: a token, or with speculation also the drafts that were accepted with it.
 `sent` is after the client's wait for a place under max_concurrency. Only completed requests count. Requests of one
 token have no tpot (for goodput it is 0) and no gap. Percentiles interpolate linearly (numpy's default). Durations run
-from the first request sent to the last one completed; with a warm-up, over the requests sent after it.
+from the start, when the client begins to wait for its first request, to the last completion; with a warm-up, from its
+end, over the requests sent after it.
 """
 
 import numpy as np
 
-from infersim.engine.state import REJECTED, histogram_centres
+from infersim.engine.state import COMPLETED, LOST, REJECTED, TIMED_OUT, histogram_centres
 
 from .result import Result
 
@@ -23,17 +24,17 @@ HISTOGRAM_CENTRES = histogram_centres()
 
 def count(result: Result) -> dict[str, int]:
     """Every request submitted is in exactly one of the next five."""
-    completed = int(result.completed.sum())
-    rejected = int((result.requests["status"] == REJECTED).sum())
+    status = result.requests["status"]
+    ends = {
+        name: int((status == code).sum())
+        for name, code in (("completed", COMPLETED), ("rejected", REJECTED), ("timed_out", TIMED_OUT), ("lost", LOST))
+    }
     return {
         "submitted": len(result.requests),
-        "completed": completed,
-        "rejected": rejected,
-        "timed_out": 0,
-        "lost": 0,
-        "unfinished": len(result.requests) - completed - rejected,
-        "preemptions": int(result.requests["num_preemptions"].sum()),
-        "retries": 0,
+        **ends,
+        "unfinished": len(result.requests) - sum(ends.values()),
+        "preemptions": int(result.replicas.rows["num_preemptions"].sum()),
+        "retries": result.retries,
     }
 
 
@@ -53,7 +54,7 @@ def measure(result: Result) -> dict[str, float | None]:
     )
     many = outputs > 1
     tpot = np.divide(generation, outputs - 1, out=np.zeros(len(done)), where=many)
-    duration = float(done["last_token"].max() - done["sent"].min())
+    duration = float(done["last_token"].max()) - result.warmup
     metrics["duration_s"] = duration
     if duration > 0:
         metrics["request_throughput"] = len(done) / duration
@@ -78,6 +79,33 @@ def measure(result: Result) -> dict[str, float | None]:
 def num_gaps(requests: np.ndarray) -> np.ndarray:
     """i8[n]: gaps between the chunks of each request."""
     return np.maximum(requests["num_output_tokens"].astype("i8") - requests["num_accepted_tokens"] - 1, 0)
+
+
+def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarray]:
+    """The quantiles of each metric (ms) at the shares f8[n] in [0, 1]; a metric without values is left out."""
+    done = result.requests[result.measured]
+    many = done[done["num_output_tokens"] > 1]
+    values = {
+        "ttft": done["first_token"] - done["sent"],
+        "tpot": (many["last_token"] - many["first_token"]) / np.maximum(many["num_output_tokens"] - 1, 1),
+        "e2el": done["last_token"] - done["sent"],
+    }
+    found = {name: np.quantile(column, shares) * 1e3 for name, column in values.items() if len(column)}
+    if result.itl_histogram.any():
+        found["itl"] = histogram_percentiles(result.itl_histogram, (shares * 100).tolist()) * 1e3
+    return found
+
+
+def attainment(result: Result) -> dict[str, float]:
+    """The share of the measured requests that is within each limit of one request (`ttft`, `tpot`, `e2el`)."""
+    done = result.requests[result.measured]
+    values = {
+        "ttft": done["first_token"] - done["sent"],
+        "tpot": (done["last_token"] - done["first_token"]) / np.maximum(done["num_output_tokens"] - 1, 1),
+        "e2el": done["last_token"] - done["sent"],
+    }
+    limits = result.scenario.slo.request_limits
+    return {name: float((values[name] <= limit).mean()) for name, limit in limits.items()} if len(done) else {}
 
 
 def _itl_percentiles(result: Result) -> np.ndarray:

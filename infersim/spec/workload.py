@@ -16,12 +16,13 @@ from pydantic import (
 )
 
 from .base import Description
-from .units import Count, Number, Seconds, parse_quantity, short
+from .units import Count, CountOrZero, Number, Seconds, parse_quantity, short
 
 Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
 ]
 MAX_TOKENS = 10**9  # columns are 32 bits wide
+MAX_REQUESTS = 10**8  # some 15 GB of records
 Tokens = Annotated[Count, Field(le=MAX_TOKENS)]
 
 
@@ -156,6 +157,8 @@ class Tenant(Description):
 
     share: Annotated[Number, Field(gt=0)] = 1.0
     """of the requests, or of the sessions, relative to the other tenants'"""
+    priority: CountOrZero = 0
+    """where the front door holds requests back: lower goes first"""
 
 
 class MaxTokensFactor(Description):
@@ -193,7 +196,7 @@ class Workload(Description):
     output_tokens: LengthOrTokens | None = None
     """tokens that the model generates"""
 
-    num_requests: Annotated[Count, Field(le=10**8)] | None = None
+    num_requests: Annotated[Count, Field(le=MAX_REQUESTS)] | None = None
     """how many; of a trace, the first so many; default: 1000, of a trace all"""
     request_rate: _or_inf("1/s") | None = None
     """requests per second; inf: all at once"""
@@ -216,6 +219,13 @@ class Workload(Description):
     tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
     """who sends the requests, by name; sessions stay with theirs"""
 
+    timeout: Annotated[Seconds, Field(gt=0)] | None = None
+    """after which a client gives up waiting for the whole answer; default: never"""
+    retries: CountOrZero = 0
+    """how often a client sends a request again that was refused, lost or not answered in time"""
+    backoff: Seconds = 1.0
+    """before the first time, doubled each time"""
+
     max_concurrency: Count | None = None
     """requests in the system at most: the next is sent when one finishes"""
     max_tokens: MaxTokens | None = None
@@ -229,7 +239,7 @@ class Workload(Description):
             return data
         generated = data.get("trace") is None
         defaults: dict[str, Any] = {"burstiness": 1.0, "time_scale": 1.0, "turns": 1, "think_time": 0.0}
-        defaults["spikes"] = ()
+        defaults |= {"spikes": (), "retries": 0, "backoff": 1.0}
         defaults["max_tokens"] = "output_length" if generated else "max_model_len"
         if generated:
             defaults["num_requests"] = 1000
