@@ -45,7 +45,7 @@ def _counts(result: Result) -> Iterator[str]:
     if result.num_scheduled_tokens < int((done["prompt_tokens"] - done["num_cached_tokens"] + outputs - 1).sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
     if int(result.itl_histogram.sum()) != int(num_gaps(r).sum()):
-        yield "there are not as many gaps as chunks between"
+        yield "there are not as many inter-token gaps as chunks between"
 
 
 def _order(result: Result) -> Iterator[str]:
