@@ -1,4 +1,4 @@
-"""What is done to one request from outside, between two advances: abort it, reserve or release its blocks. Compiled."""
+"""What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
 from .blocks import free_table, identify, look_up, take_until
 from .njit import compiled
@@ -88,3 +88,20 @@ def release(a, q, time):
     replica.num_reserved -= 1
     wake(replica, time)
     return True
+
+
+@compiled
+def match(a, q):
+    """Tokens of request q's prompt in each replica's prefix cache (in the rank that has most), to num_matched."""
+    ranks = a.call[0].ranks
+    for r in range(a.call[0].num_replicas):
+        a.replicas[r].num_matched = 0
+        for rank in range(r * ranks, (r + 1) * ranks):
+            scheduler, tables = a.schedulers[rank], a.tables[rank]
+            if scheduler.identified > 0:
+                awaited, hits, idle = scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks
+                table = tables[free_table(scheduler)]
+                length = look_up(a.requests[q], a.knobs[r], scheduler, a.blocks[rank], a.segments, table)
+                scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks = awaited, hits, idle
+                a.replicas[r].num_matched = max(a.replicas[r].num_matched, length * a.knobs[r].block_size)
+    return 1

@@ -292,6 +292,11 @@ class Fleet:
         """Free the blocks that a completed request kept because its `hold` was set."""
         self._command(state.RELEASE, row, time)
 
+    def match(self, row: int) -> np.ndarray:
+        """i4[R]: tokens of an added request's prompt that each replica's prefix cache has now."""
+        self._command(state.MATCH, row, 0.0)
+        return self.replicas["num_matched"]
+
     def fail(self, replica: int, time: float) -> list[int]:
         """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish.
 

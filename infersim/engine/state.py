@@ -164,6 +164,7 @@ REPLICA = np.dtype(
         ("pending_tail", "i4"),
         ("outstanding", "i4"),  # sent and not finished
         ("num_finished", "i4"),  # completed, rejected or aborted
+        ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_scheduled_tokens", "i8"),
@@ -236,7 +237,7 @@ PREFILL_DONE, FINISHED, TURNED_AWAY = 1, 2, 4
 EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind", "i4")], align=True)
 
 # What the compiled loop is asked to do: go on, or one thing to one request at the moment `until`.
-ADVANCE, ABORT, RESERVE, RELEASE = range(4)
+ADVANCE, ABORT, RESERVE, RELEASE, MATCH = range(5)
 
 # Sizes of the arrays, and what the caller asks for.
 CALL = np.dtype(
