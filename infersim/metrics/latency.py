@@ -75,6 +75,33 @@ def measure(result: Result) -> dict[str, float | None]:
     return metrics
 
 
+def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarray]:
+    """The quantiles of each metric (ms) at the shares f8[n] in [0, 1]; a metric without values is left out."""
+    done = result.requests[result.measured]
+    many = done[done["num_output_tokens"] > 1]
+    values = {
+        "ttft": done["first_token"] - done["sent"],
+        "tpot": (many["last_token"] - many["first_token"]) / np.maximum(many["num_output_tokens"] - 1, 1),
+        "e2el": done["last_token"] - done["sent"],
+    }
+    found = {name: np.quantile(column, shares) * 1e3 for name, column in values.items() if len(column)}
+    if result.itl_histogram.any():
+        found["itl"] = histogram_percentiles(result.itl_histogram, (shares * 100).tolist()) * 1e3
+    return found
+
+
+def attainment(result: Result) -> dict[str, float]:
+    """The share of the measured requests that is within each limit of one request (`ttft`, `tpot`, `e2el`)."""
+    done = result.requests[result.measured]
+    values = {
+        "ttft": done["first_token"] - done["sent"],
+        "tpot": (done["last_token"] - done["first_token"]) / np.maximum(done["num_output_tokens"] - 1, 1),
+        "e2el": done["last_token"] - done["sent"],
+    }
+    limits = result.scenario.slo.request_limits
+    return {name: float((values[name] <= limit).mean()) for name, limit in limits.items()} if len(done) else {}
+
+
 def _itl_percentiles(result: Result) -> np.ndarray:
     """Percentiles of the inter-token gaps in s: exact where every gap was kept, else from the histogram."""
     percentiles = list(PERCENTILES.values())
