@@ -124,6 +124,7 @@ class Fleet:
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
         self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
         self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
+        self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
 
     def _load_prices(self, costs: list[StepCost]) -> None:
@@ -251,7 +252,8 @@ class Fleet:
         """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
         self._arrival[row] = arrival
         self._replica[row] = replica
-        self._requests["rank"][row] = self._turns(replica, 1)[0]
+        if len(self.schedulers) > len(self.replicas):
+            self._requests["rank"][row] = self._turns(replica, 1)[0]
         self._link(replica, row, row)
 
     def _turns(self, replica: int, n: int) -> np.ndarray:

@@ -285,6 +285,7 @@ class Arrays(NamedTuple):
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link
+    hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
     steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight
     counts: np.ndarray  # i4[R * ranks, F], entries in each
