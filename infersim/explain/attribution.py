@@ -115,7 +115,7 @@ def latency_terms(result: Result) -> Terms:
     }
     seconds, moved = work.decode_step()
     step = math.fsum(seconds.values())
-    mean_step = dict(zip(RESOURCES, (result.time_by_resource / result.num_steps).tolist(), strict=True))
+    mean_step = work.mean_step()
     excess = {name: mean_step[name] - seconds[name] for name in RESOURCES}
     if math.fsum(excess.values()) < LEAST_EXCESS * step:
         excess = seconds if step > 0 else mean_step
