@@ -11,7 +11,7 @@ end, over the requests sent after it.
 
 import numpy as np
 
-from infersim.engine.state import REJECTED, histogram_centres
+from infersim.engine.state import COMPLETED, LOST, REJECTED, TIMED_OUT, histogram_centres
 
 from .result import Result
 
@@ -23,17 +23,17 @@ HISTOGRAM_CENTRES = histogram_centres()
 
 def count(result: Result) -> dict[str, int]:
     """Every request submitted is in exactly one of the next five."""
-    completed = int(result.completed.sum())
-    rejected = int((result.requests["status"] == REJECTED).sum())
+    status = result.requests["status"]
+    ends = {
+        name: int((status == code).sum())
+        for name, code in (("completed", COMPLETED), ("rejected", REJECTED), ("timed_out", TIMED_OUT), ("lost", LOST))
+    }
     return {
         "submitted": len(result.requests),
-        "completed": completed,
-        "rejected": rejected,
-        "timed_out": 0,
-        "lost": 0,
-        "unfinished": len(result.requests) - completed - rejected,
-        "preemptions": int(result.requests["num_preemptions"].sum()),
-        "retries": 0,
+        **ends,
+        "unfinished": len(result.requests) - sum(ends.values()),
+        "preemptions": int(result.replicas.rows["num_preemptions"].sum()),
+        "retries": result.retries,
     }
 
 
