@@ -22,7 +22,7 @@ calibrate() {
   local name=$1
   shift
   local left=$((LIMIT - SECONDS))
-  if [ "$left" -lt 30 ]; then echo "$name: no time left"; return 1; fi
+  if [ "$left" -lt "${LEAST:-30}" ]; then echo "$name: no time left"; return 1; fi
   timeout --signal=INT --kill-after=10 "$left" \
     "$PYTHON" -m infersim calibrate device --device "$DEVICE" --out "$OUT/$name.yaml" --force "$@" 2>&1 | tee -a "$OUT/log"
 }
