@@ -194,6 +194,15 @@ def schema() -> None:
     _print_json(json_schema())
 
 
+@app.command("reference")
+@guarded
+def reference() -> None:
+    """Every key of scenario and plan files, as Markdown."""
+    from infersim.report.reference import reference as text
+
+    print(text(), end="")
+
+
 def _list_folder(folder: str, as_json: bool) -> None:
     """Names of packaged files, each with the first words of the comment at its top."""
     from itertools import takewhile
@@ -224,6 +233,21 @@ def workloads(as_json: Json = False) -> None:
 def scenarios(as_json: Json = False) -> None:
     """The scenarios that `infersim run` knows by name, and plan-*, the plans of `infersim plan`."""
     _list_folder("scenarios", as_json)
+
+
+@app.command("bench")
+@guarded
+def bench(
+    file: Annotated[str, Argument(help="Result of vllm bench serve, aiperf or guidellm.")], as_json: Json = False
+) -> None:
+    """What a benchmark client measured, under vLLM's names."""
+    from infersim.report.bench_files import read_bench
+
+    found = read_bench(file)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_fields({"client": found["client"], "completed": found["completed"], **found["metrics"]})
 
 
 def _print_yaml(value: Any) -> None:

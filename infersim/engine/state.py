@@ -13,11 +13,13 @@ WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(
 
 # --- request status ---------------------------------------------------------------------------------------------------
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
+TIMED_OUT, LOST = 6, 7  # of a record only: a request whose every attempt was aborted, by its client or by a failure
 # why a request was rejected
-PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN = 1, 2
+PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL = 1, 2, 3
 REJECTION_REASONS = {
     PROMPT_TOO_LONG: "prompt does not fit max_model_len",
     OVER_MAX_MODEL_LEN: "prompt + max_tokens exceeds max_model_len",
+    QUEUE_FULL: "the front door's queue was full",
 }
 
 # --- ITL histogram: each power of two is cut into 128 equal bins, read off a float's bits; a bin's centre is within
@@ -99,6 +101,7 @@ BLOCK = np.dtype(
 # One row per attention kind of the model (full, window, ...): seconds per unit of each sum, all layers of the kind.
 # decode  = fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)
 # prefill = fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + tile*query_tiles, softness)
+# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 ATTENTION_PRICE = np.dtype(
     [
@@ -114,6 +117,9 @@ ATTENTION_PRICE = np.dtype(
         ("prefill_tile", "f8"),  # s per query tile
         ("prefill_fixed", "f8"),
         ("prefill_softness", "f8"),
+        ("mixed_kv", "f8"),  # s per visible decode key more if the step also prefills ...
+        ("mixed_growth", "f8"),  # and further s per key for each key that the decodes see ...
+        ("mixed_limit", "f8"),  # up to so many s per key
     ],
     align=True,
 )
@@ -156,7 +162,7 @@ REPLICA = np.dtype(
         ("in_flight", "i4"),
         ("oldest_step", "i4"),  # ring index of the oldest step in flight
         ("blocked", "i4"),  # the schedule at `now` came out empty: wait for a completion, or for something to change
-        ("num_reserved", "i4"),  # requests that hold blocks outside the scheduler: before they are sent, or held
+        ("num_reserved", "i4"),  # requests that hold blocks and do not run: before they are admitted, or held
         ("pending_head", "i4"),  # requests in order of arrival: visible later ...
         ("unsent_head", "i4"),  # ... and from here on not yet sent by the client
         ("pending_tail", "i4"),
@@ -241,7 +247,7 @@ CALL = np.dtype(
     [
         ("command", "i8"),
         ("subject", "i8"),  # the request that the command is about
-        ("done", "i8"),  # whether the command could be carried out
+        ("done", "i8"),  # 0 if the command could not be carried out
         ("until", "f8"),
         ("num_replicas", "i8"),
         ("num_leaves", "i8"),  # the power of two that is no less
