@@ -101,6 +101,7 @@ BLOCK = np.dtype(
 # One row per attention kind of the model (full, window, ...): seconds per unit of each sum, all layers of the kind.
 # decode  = fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)
 # prefill = fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + tile*query_tiles, softness)
+# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 ATTENTION_PRICE = np.dtype(
     [
@@ -116,6 +117,9 @@ ATTENTION_PRICE = np.dtype(
         ("prefill_tile", "f8"),  # s per query tile
         ("prefill_fixed", "f8"),
         ("prefill_softness", "f8"),
+        ("mixed_kv", "f8"),  # s per visible decode key more if the step also prefills ...
+        ("mixed_growth", "f8"),  # and further s per key for each key that the decodes see ...
+        ("mixed_limit", "f8"),  # up to so many s per key
     ],
     align=True,
 )
