@@ -10,6 +10,7 @@ from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.cost.steptime import compile_step_cost
+from infersim.engine.price import StepCost
 from infersim.engine.state import COMPLETED, HOST, QUERY_TILE, RESOURCES
 from infersim.metrics.result import Result
 from infersim.models.architecture import Model
@@ -36,6 +37,11 @@ class Work:
         """One pass on one rank."""
         scenario = self.result.scenario
         return forward_pass(self.model, scenario.hardware, scenario.precision, scenario.parallelism)
+
+    @cached_property
+    def _cost(self) -> StepCost:
+        scenario, engine = self.result.scenario, self.result.engine
+        return compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
 
     @cached_property
     def _served(self) -> tuple[np.ndarray, np.ndarray]:
@@ -136,11 +142,11 @@ class Work:
 
         The host's part is what was exposed on average in the run.
         """
-        scenario, engine, batch = self.result.scenario, self.result.engine, self.decode_batch
+        batch = self.decode_batch
         seconds = dict.fromkeys(RESOURCES, 0.0)
         if not self.decodes:
             return seconds, dict.fromkeys(KINDS, 0.0)
-        cost = compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        cost = self._cost
         split = _between(cost.linear, batch) + _between(cost.head, batch)
         if cost.shared is not None:
             split += _between(cost.shared, batch)
@@ -156,6 +162,13 @@ class Work:
             split[RESOURCES.index("launch")] += float(row["decode_fixed"])
         split[HOST] += self.result.time_by_resource[HOST] / self.result.num_steps
         return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_bytes(batch)
+
+    def mean_step(self) -> dict[str, float]:
+        """Seconds by resource of the run's mean step, from its start to its tokens: through all pipeline stages."""
+        mean = self.result.time_by_resource / self.result.num_steps
+        through = np.full(len(RESOURCES), 1 / self._cost.issue_share)
+        through[HOST] = 1.0
+        return dict(zip(RESOURCES, (mean * through).tolist(), strict=True))
 
     def _decode_bytes(self, batch: float) -> dict[str, float]:
         moved = dict.fromkeys(KINDS, 0.0)
