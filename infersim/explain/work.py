@@ -49,6 +49,26 @@ class Work:
         r = self.result.requests[self.result.requests["num_output_tokens"] > 0]
         return r["prompt_tokens"].astype("i8"), r["num_output_tokens"].astype("i8")
 
+    @cached_property
+    def _cached(self) -> np.ndarray:
+        """i8[n]: prompt tokens of `_served` that were found in the prefix cache."""
+        r = self.result.requests
+        return r[r["num_output_tokens"] > 0]["num_cached_tokens"].astype("i8")
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that were found in the prefix cache."""
+        prompts = int(self._served[0].sum())
+        return int(self._cached.sum()) / prompts if prompts else 0.0
+
+    @property
+    def prompt_share(self) -> float:
+        """Share of the busy time that prompts take: what steps take longer than pure decode steps."""
+        if not self.result.num_steps:
+            return 0.0
+        whole, decode = sum(self.mean_step().values()), sum(self.decode_step()[0].values())
+        return min(max(1 - decode / whole, 0.0), 1.0)
+
     @property
     def output_tokens(self) -> int:
         return int(self._served[1].sum())
@@ -64,9 +84,9 @@ class Work:
 
     def sums(self, window: int = 0) -> Sums:
         """The sums of all steps of the run as layers of this window see them."""
-        prompt = self._served[0]
+        prompt, cached = self._served[0], self._cached
         inside = np.minimum(prompt, abs(window)) if window else prompt
-        pairs = inside * (inside + 1) // 2 + (prompt - inside) * inside if window >= 0 else _chunked(prompt, -window)
+        pairs = _pairs(prompt, window) - _pairs(cached, window)
         tokens = self.result.num_scheduled_tokens
         return {
             "step": self.result.num_steps,
@@ -77,7 +97,7 @@ class Work:
             "prefill_tokens": max(tokens - self.decodes, 0),
             "prefill_keys": float(inside.sum()),
             "prefill_pairs": float(pairs.sum()),
-            "query_tiles": float((-(-prompt // QUERY_TILE)).sum()),
+            "query_tiles": float((-(-(prompt - cached) // QUERY_TILE)).sum()),
         }
 
     def routed(self, operator: Operator) -> Sums:
@@ -202,6 +222,14 @@ def decode_keys(prompt: np.ndarray, output: np.ndarray, window: int = 0) -> np.n
         return steps * prompt + steps * (steps + 1) // 2
     inside = np.clip(window - prompt, 0, steps)
     return inside * prompt + inside * (inside + 1) // 2 + (steps - inside) * window
+
+
+def _pairs(tokens: np.ndarray, window: int) -> np.ndarray:
+    """Query-key pairs of so many tokens from the start, as layers of the window see them."""
+    if window < 0:
+        return _chunked(tokens, -window)
+    inside = np.minimum(tokens, window) if window else tokens
+    return inside * (inside + 1) // 2 + (tokens - inside) * inside
 
 
 def _chunked(end: np.ndarray, chunk: int) -> np.ndarray:
