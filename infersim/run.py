@@ -31,6 +31,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
+    _check_router(scenario, kinds)
     sites = _sites(scenario, kinds)
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
@@ -56,10 +57,18 @@ def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
         )
 
 
+def _check_router(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> None:
+    cluster = scenario.cluster
+    policies = [pool.router.policy for pool in (cluster.prefill, cluster.decode) if pool] or [cluster.router.policy]
+    if "kv-aware" in policies and not any(deployment.engine.enable_prefix_caching for deployment, _ in kinds):
+        raise InputError("cluster.router: kv-aware needs engine.enable_prefix_caching: true")
+
+
 def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
+    _check_router(scenario, kinds)
     sites = _sites(scenario, kinds)
     return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 

@@ -168,6 +168,7 @@ REPLICA = np.dtype(
         ("pending_tail", "i4"),
         ("outstanding", "i4"),  # sent and not finished
         ("num_finished", "i4"),  # completed, rejected or aborted
+        ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_scheduled_tokens", "i8"),
@@ -240,7 +241,7 @@ PREFILL_DONE, FINISHED, TURNED_AWAY = 1, 2, 4
 EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind", "i4")], align=True)
 
 # What the compiled loop is asked to do: go on, or one thing to one request at the moment `until`.
-ADVANCE, ABORT, RESERVE, RELEASE = range(4)
+ADVANCE, ABORT, RESERVE, RELEASE, MATCH = range(5)
 
 # Sizes of the arrays, and what the caller asks for.
 CALL = np.dtype(
@@ -288,6 +289,7 @@ class Arrays(NamedTuple):
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link
+    hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
     steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight
     counts: np.ndarray  # i4[R * ranks, F], entries in each

@@ -24,6 +24,7 @@ Policy = Literal[
     "least-kv",
     "session",
     "prefix-aware",
+    "kv-aware",
     "weighted",
 ]
 
@@ -55,6 +56,8 @@ class Router(Description):
     """replicas report this often, and are seen as they last reported; 0: as they are"""
     scorers: Scorers = Scorers()
     """of policy weighted (defaults: Gateway API Inference Extension, which llm-d builds on)"""
+    overlap_weight: Number = 1.0
+    """of policy kv-aware: of prompt blocks to compute against blocks in use (Dynamo's kv-overlap-score-weight)"""
     balance_abs_threshold: CountOrZero = 64
     balance_rel_threshold: Annotated[Number, Field(ge=1)] = 1.5
     """of policy prefix-aware: when the busiest replica has more requests than the idlest by this many and times this,
