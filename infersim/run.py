@@ -184,6 +184,7 @@ def _result(
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
             gpus=np.repeat([d.parallelism.num_gpus for d, _ in kinds], counts),
+            usd_per_hour=np.repeat([_usd_per_hour(d) for d, _ in kinds], counts, axis=0),
             rows=rows,
             usable_blocks=usable_blocks,
             available=served.available,
@@ -200,3 +201,9 @@ def _result(
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
         interrupted=served.interrupted,
     )
+
+
+def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:
+    """Low and high price of one replica; NaN if it is not known."""
+    price, gpus = deployment.hardware.price, deployment.parallelism.num_gpus
+    return (gpus * price.low, gpus * price.high) if price else (np.nan, np.nan)
