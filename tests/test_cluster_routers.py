@@ -290,6 +290,7 @@ def test_speed():
         ({"router": {"policy": "random", "signal_age": 1}}, "signal_age is for a policy that looks at the replicas"),
         ({"router": {"policy": "least-kv", "scorers": {"queue": 1}}}, "scorers are for policy weighted"),
         ({"kinds": [{"model": "Llama-3.1-405B"}]}, "weights"),
+        ({"kinds": [{}, {"model": "Llama-3.2-1B"}]}, "cluster.kinds.1.model: must be that of kinds.0"),
     ],
 )
 def test_a_bad_topology_is_one_line_that_names_the_key(cluster, problem):
