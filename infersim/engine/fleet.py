@@ -21,16 +21,21 @@ class ReplicaSpec:
 
 
 def make_knobs(**values) -> np.void:
-    """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight."""
+    """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight.
+
+    order, reserve and late_hits are names: keys of state.ORDERS, RESERVES and LATE_HITS.
+    """
     knobs = np.zeros((), state.KNOBS)
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = 1
     knobs["kv_multiplicity"][0] = 1
+    knobs["order"] = state.ORDERS["running-first"]
+    named = {"order": state.ORDERS, "reserve": state.RESERVES, "late_hits": state.LATE_HITS}
     for name, value in values.items():
         if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
             knobs["num_kv_groups"] = len(value)
         else:
-            knobs[name] = value
+            knobs[name] = named[name][value] if name in named else value
     return knobs[()]
 
 
@@ -101,6 +106,7 @@ class Fleet:
         num_tables = np.array([int(k["kv_multiplicity"][: k["num_kv_groups"]].sum()) for k in self.knobs])
         stride = -(-self.knobs["max_model_len"] // self.knobs["block_size"])
         self.schedulers["num_tables"], self.schedulers["table_stride"] = num_tables.repeat(ranks), stride.repeat(ranks)
+        self.schedulers["new_token_ratio"] = self.knobs["new_token_ratio"].repeat(ranks)
         self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
         windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
         self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
