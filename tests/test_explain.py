@@ -76,6 +76,16 @@ def test_an_slo_is_met_only_by_a_system_that_keeps_up():
     assert missed["limits"][0]["value"] > 500
 
 
+def test_an_slo_on_gaps_alone_limits_no_single_request():
+    arrival = np.arange(10.0)
+    slo = {"p99_itl_ms": 300}
+    document = summarize(
+        [result_of(arrival, arrival, arrival + 0.2, arrival + 0.4, outputs=2, scenario=scenario_of(slo=slo))]
+    )
+    assert document["slo"]["met"]
+    assert document["slo"]["goodput_share"] is document["metrics"]["request_goodput"] is None
+
+
 def test_replications_give_means_and_intervals():
     document = summarize([result_of_queue(0.5, 2000, seed=seed) for seed in (1, 2, 3)])
     assert document["metrics"]["mean_ttft_ms"] == pytest.approx(2000, rel=0.2)
@@ -107,3 +117,11 @@ def test_the_report_fits_one_screen(replications):
     text = "\n".join(lines)
     for word in ("STABLE", "ttft", "p99", "binding", "ceiling", "floors", "memory", "KV blocks", "assumed"):
         assert word in text
+
+
+@pytest.mark.parametrize(("clients", "text"), [(1, "1 client in a closed loop"), (5000, "5,000 clients in a closed")])
+def test_a_closed_loop_is_named_after_its_clients(clients, text):
+    arrival = np.arange(10.0)
+    workload = {"input_tokens": 1, "output_tokens": 1, "request_rate": "inf", "max_concurrency": clients}
+    run = result_of(arrival, arrival, arrival + 0.2, arrival + 0.2, scenario=scenario_of(workload=workload))
+    assert text in render(summarize([run]), [])[0][1]

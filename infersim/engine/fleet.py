@@ -90,9 +90,13 @@ class Fleet:
 
     @staticmethod
     def _check(knobs) -> None:
-        whole = -(-int(knobs["max_model_len"]) // int(knobs["block_size"]))
+        block_size, budget = int(knobs["block_size"]), int(knobs["max_num_batched_tokens"])
+        whole = -(-int(knobs["max_model_len"]) // block_size)
         groups = zip(knobs["kv_window"], knobs["kv_multiplicity"][: knobs["num_kv_groups"]], strict=False)
-        blocks = sum(int(tables) * (1 if window == 1 else whole) for window, tables in groups)
+        blocks = 0
+        for window, tables in groups:
+            held = -(-(int(window) - 1 + budget) // block_size) + 1  # as scheduler.blocks_of_whole_sequence
+            blocks += int(tables) * (1 if window == 1 else min(whole, held) if window else whole)
         if blocks > knobs["num_gpu_blocks"] - 1:
             raise ValueError(
                 f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"

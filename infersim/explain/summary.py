@@ -66,7 +66,8 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
         value = metrics[name.replace("p50_", "median_")]
         limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
     met = verdict.state == "stable" and all(limit["met"] for limit in limits)
-    share = metrics["request_goodput"] / metrics["request_throughput"] if metrics["request_throughput"] else None
+    goodput, throughput = metrics["request_goodput"], metrics["request_throughput"]
+    share = goodput / throughput if goodput is not None and throughput else None
     return {"met": met, "limits": limits, "goodput_share": share}
 
 

@@ -72,7 +72,7 @@ def _load(workload: dict) -> str:
         return "{start_rps:g} to {end_rps:g} requests/s".format(**workload["ramp_up"])
     if workload["request_rate"] == "inf":
         clients = workload["max_concurrency"]
-        return f"{clients} clients in a closed loop" if clients else "all requests at once"
+        return f"{clients:,} client{'s' * (clients > 1)} in a closed loop" if clients else "all requests at once"
     if workload["users"]:
         return f"{workload['users']:,} users"
     if workload["request_rate"]:

@@ -5,13 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Description, near
+from .base import Description
 from .errors import InputError
 from .hardware import Hardware
 from .units import Count, CountOrZero, Number, Seconds, Share, short
 
 GIB = 2.0**30
 INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
+HostTime = Annotated[Seconds, Field(le=3600)]
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ PRESETS: dict[str, EnginePreset] = {
 
 def _preset(value: Any) -> str:
     if not isinstance(value, str) or value not in PRESETS:
-        raise ValueError(f"no such engine preset (got {short(value)}){near(str(value), list(PRESETS), 'known')}")
+        raise ValueError(f"no such engine preset (got {short(value)}); known: {', '.join(PRESETS)}")
     return value
 
 
@@ -165,11 +166,11 @@ class Engine(Description):
     enable_prefix_caching: bool | None = None
     """find KV blocks of text that was computed before"""
     scheduling_policy: Literal["fcfs"] = "fcfs"
-    host_step_time: Seconds | None = None
+    host_step_time: HostTime | None = None
     """CPU time of the engine core per step"""
-    host_sequence_time: Seconds | None = None
+    host_sequence_time: HostTime | None = None
     """CPU time of the engine core per sequence in a step"""
-    host_request_time: Seconds | None = None
+    host_request_time: HostTime | None = None
     """CPU time of the API server per request"""
     worker_step_time: Seconds | None = None
     """time per step in which the device waits for its worker even under async scheduling"""

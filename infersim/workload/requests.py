@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..spec.workload import MaxTokensFactor, Workload
+from ..spec.workload import MAX_TOKENS, MaxTokensFactor, Workload
 
 
 @dataclass(frozen=True)
@@ -83,5 +83,5 @@ def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: in
         return np.maximum(max_model_len - requests.prompt_tokens, 1)
     if isinstance(asked, MaxTokensFactor):
         wish = np.ceil(requests.output_tokens * asked.factor)
-        return np.minimum(wish, np.iinfo(np.int32).max).astype(np.int32)
+        return np.minimum(wish, MAX_TOKENS).astype(np.int32)
     return np.full(len(requests), asked, np.int32)
