@@ -119,7 +119,9 @@ def _longest(
         memory = _waterfall(model, hardware, precision, parallelism, changed)
         return bool(_does_not_fit(model, hardware, changed, memory))
 
-    return bisect_left(range(1, engine.max_model_len + 1), True, key=too_long)
+    if not too_long(engine.max_model_len):
+        return engine.max_model_len
+    return bisect_left(range(1, engine.max_model_len), True, key=too_long)
 
 
 def _waterfall(
@@ -148,7 +150,9 @@ def _stage(
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     left = usable - weights - overhead - sum(activations.values()) - graphs
 
-    layers = [rank_layer(layer, parallelism).attention for layer in model.layers[first:last]]
+    alike = {id(layer): layer for layer in model.layers[first:last]}  # identical layers are the same object
+    of_rank = {name: rank_layer(layer, parallelism).attention for name, layer in alike.items()}
+    layers = [of_rank[id(layer)] for layer in model.layers[first:last]]
     width = BYTES[precision.kv_cache]
     kinds = Counter(_kept(attention) for attention in layers)
     layers_per_table = min(kinds.values())  # kv_cache_utils: one size for all, the smallest kind decides

@@ -96,7 +96,6 @@ def join(requests, replica, schedulers, knobs):
             replica.pending_tail = -1
         if request.status == WAITING:
             if request.num_blocks > 0:  # its KV has come from elsewhere: vLLM puts it first
-                replica.num_reserved -= 1
                 push_front(requests, schedulers[request.rank], q)
             else:
                 push_back(requests, schedulers[request.rank], q)
@@ -327,6 +326,7 @@ def start_step(a, r):
     observe(a, r)
     slot = (replica.oldest_step + replica.in_flight) % knobs.steps_in_flight
     replica.blocked = 0
+    num_preemptions = replica.num_preemptions
     tokens = 0
     sequences = 0
     for rank in range(first, first + call.ranks):
@@ -339,8 +339,10 @@ def start_step(a, r):
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
-        if replica.in_flight == 0 and is_empty(a.schedulers, first, call.ranks):
-            return True
+        if replica.in_flight == 0 and (
+            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions
+        ):
+            return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1
         return replica.in_flight > 0 or replica.num_reserved > 0
     latency = price_step(a, r)

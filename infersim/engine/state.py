@@ -13,11 +13,13 @@ WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(
 
 # --- request status ---------------------------------------------------------------------------------------------------
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
+TIMED_OUT, LOST = 6, 7  # of a record only: a request whose every attempt was aborted, by its client or by a failure
 # why a request was rejected
-PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN = 1, 2
+PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL = 1, 2, 3
 REJECTION_REASONS = {
     PROMPT_TOO_LONG: "prompt does not fit max_model_len",
     OVER_MAX_MODEL_LEN: "prompt + max_tokens exceeds max_model_len",
+    QUEUE_FULL: "the front door's queue was full",
 }
 
 # --- ITL histogram: each power of two is cut into 128 equal bins, read off a float's bits; a bin's centre is within
@@ -189,7 +191,7 @@ REPLICA = np.dtype(
         ("in_flight", "i4"),
         ("oldest_step", "i4"),  # ring index of the oldest step in flight
         ("blocked", "i4"),  # the schedule at `now` came out empty: wait for a completion, or for something to change
-        ("num_reserved", "i4"),  # requests that hold blocks outside the scheduler: before they are sent, or held
+        ("num_reserved", "i4"),  # requests that hold blocks and do not run: before they are admitted, or held
         ("pending_head", "i4"),  # requests in order of arrival: visible later ...
         ("unsent_head", "i4"),  # ... and from here on not yet sent by the client
         ("pending_tail", "i4"),
@@ -276,7 +278,7 @@ CALL = np.dtype(
     [
         ("command", "i8"),
         ("subject", "i8"),  # the request that the command is about
-        ("done", "i8"),  # whether the command could be carried out
+        ("done", "i8"),  # 0 if the command could not be carried out
         ("until", "f8"),
         ("num_replicas", "i8"),
         ("num_leaves", "i8"),  # the power of two that is no less
