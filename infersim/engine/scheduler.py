@@ -424,6 +424,9 @@ def schedule(
     placeholder = 1 if knobs.async_scheduling else 0
     longest = knobs.max_model_len - 1
     was_running = scheduler.num_running
+    expected = 0.0
+    if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
+        expected = expected_tokens(requests, scheduler, knobs, running)
     phases = knobs.order
     while phases > 0:
         phase = phases & 7
@@ -434,9 +437,6 @@ def schedule(
             promised = 0
             if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
                 promised = promised_blocks(requests, scheduler, knobs, running)
-            expected = 0.0
-            if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
-                expected = expected_tokens(requests, scheduler, knobs, running)
             q = scheduler.waiting_head
             while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
                 request = requests[q]
