@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test lint clean
+.PHONY: demo setup test lint calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -25,6 +25,12 @@ test: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+
+# One core of this machine as a device, about 5 minutes; goes on where it was interrupted.
+calibrate-cpu: $(VENV)/.installed-test
+	mkdir -p out
+	OMP_NUM_THREADS=1 $(BIN)/infersim calibrate device --device cpu --out out/cpu.yaml \
+	  $(if $(wildcard out/cpu.yaml),--force)
 
 clean:
 	rm -rf $(VENV)

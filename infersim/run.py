@@ -31,6 +31,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
+    _check_router(scenario, kinds)
     sites = _sites(scenario, kinds)
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
@@ -56,10 +57,18 @@ def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
         )
 
 
+def _check_router(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> None:
+    cluster = scenario.cluster
+    policies = [pool.router.policy for pool in (cluster.prefill, cluster.decode) if pool] or [cluster.router.policy]
+    if "kv-aware" in policies and not any(deployment.engine.enable_prefix_caching for deployment, _ in kinds):
+        raise InputError("cluster.router: kv-aware needs engine.enable_prefix_caching: true")
+
+
 def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
+    _check_router(scenario, kinds)
     sites = _sites(scenario, kinds)
     return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 
@@ -175,6 +184,7 @@ def _result(
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
             gpus=np.repeat([d.parallelism.num_gpus for d, _ in kinds], counts),
+            usd_per_hour=np.repeat([_usd_per_hour(d) for d, _ in kinds], counts, axis=0),
             rows=rows,
             usable_blocks=usable_blocks,
             available=served.available,
@@ -191,3 +201,9 @@ def _result(
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
         interrupted=served.interrupted,
     )
+
+
+def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:
+    """Low and high price of one replica; NaN if it is not known."""
+    price, gpus = deployment.hardware.price, deployment.parallelism.num_gpus
+    return (gpus * price.low, gpus * price.high) if price else (np.nan, np.nan)

@@ -203,6 +203,9 @@ def price_from_step_cost(cost) -> Price:
                 keys = sums.decode_keys(c["window"])
                 memory = c["decode_kv"] * keys + c["decode_activations"] * sums.num_decodes
                 seconds += c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
+            if sums.num_decodes and sums.num_prefills:
+                keys = sums.decode_keys(c["window"])
+                seconds += min(c["mixed_kv"] + c["mixed_growth"] * keys, c["mixed_limit"]) * keys
             if sums.num_prefills:
                 keys, pairs = sums.prefill_keys(c["window"]), sums.prefill_pairs(c["window"])
                 memory = c["prefill_kv"] * keys + c["prefill_activations"] * sums.prefill_tokens

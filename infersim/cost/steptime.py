@@ -12,6 +12,7 @@ from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
 from .efficiency import efficiency, launch
+from .mixed import add_mixed
 from .operator import Operator
 from .operators import forward_pass
 from .roofline import Rate, add_time, rate, smooth_max, tile_flops, zero_split
@@ -75,6 +76,7 @@ def compile_step_cost(
     if shared is not None:
         shared[0] = 0.0
     attention = np.array(list(rows.values()), ATTENTION_PRICE)
+    add_mixed(attention, model, hardware, precision, parallelism)
     share = slowest_stage(model, parallelism, linear, head, engine)
     return StepCost(linear, head, attention, issue_share=share, shared=shared)
 

@@ -81,7 +81,7 @@ def _compile() -> tuple[bytes, dict]:
 
     def entry(
         call, replicas, schedulers, knobs, prices, table, steps_priced, attention, sums, scratch, due, requests,
-        segments, blocks, tables, running, steps, counts, step_end, histogram, gaps, gap_offset, events,
+        segments, blocks, tables, hashes, running, steps, counts, step_end, histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -102,6 +102,7 @@ def _compile() -> tuple[bytes, dict]:
                 carray(segments, (c[0].num_segments,)),
                 carray(blocks, (n * ranks, c[0].num_blocks)),
                 carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
+                carray(hashes, (c[0].num_table_columns,)),
                 carray(running, (n * ranks, seqs)),
                 carray(steps, (n * ranks, flight, seqs)),
                 carray(counts, (n * ranks, flight)),
@@ -138,6 +139,7 @@ def _compile() -> tuple[bytes, dict]:
         segment,
         block,
         i4,
+        i8,
         i4,
         i4,
         i4,

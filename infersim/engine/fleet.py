@@ -130,6 +130,7 @@ class Fleet:
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
         self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
         self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
+        self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
 
     def _load_prices(self, costs: list[StepCost]) -> None:
@@ -257,7 +258,8 @@ class Fleet:
         """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
         self._arrival[row] = arrival
         self._replica[row] = replica
-        self._requests["rank"][row] = self._turns(replica, 1)[0]
+        if len(self.schedulers) > len(self.replicas):
+            self._requests["rank"][row] = self._turns(replica, 1)[0]
         self._link(replica, row, row)
 
     def _turns(self, replica: int, n: int) -> np.ndarray:
@@ -297,6 +299,11 @@ class Fleet:
     def release(self, row: int, time: float) -> None:
         """Free the blocks that a completed request kept because its `hold` was set."""
         self._command(state.RELEASE, row, time)
+
+    def match(self, row: int) -> np.ndarray:
+        """i4[R]: tokens of an added request's prompt that each replica's prefix cache has now."""
+        self._command(state.MATCH, row, 0.0)
+        return self.replicas["num_matched"]
 
     def fail(self, replica: int, time: float) -> list[int]:
         """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish.

@@ -128,6 +128,10 @@ def attention_time(sums, attention, num_kinds, split):
     for kind in range(num_kinds):
         row = attention[kind]
         s = sums[kind]
+        if s.num_decodes > 0 and s.prefill_tokens > 0:
+            mixed = min(row.mixed_kv + row.mixed_growth * s.decode_keys, row.mixed_limit) * s.decode_keys
+            split[KV] += mixed
+            total += mixed
         if s.num_decodes > 0:
             kv = row.decode_kv * s.decode_keys
             activations = row.decode_activations * s.num_decodes

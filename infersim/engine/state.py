@@ -125,6 +125,7 @@ BLOCK = np.dtype(
 # One row per attention kind of the model (full, window, ...): seconds per unit of each sum, all layers of the kind.
 # decode  = fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)
 # prefill = fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + tile*query_tiles, softness)
+# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 ATTENTION_PRICE = np.dtype(
     [
@@ -140,6 +141,9 @@ ATTENTION_PRICE = np.dtype(
         ("prefill_tile", "f8"),  # s per query tile
         ("prefill_fixed", "f8"),
         ("prefill_softness", "f8"),
+        ("mixed_kv", "f8"),  # s per visible decode key more if the step also prefills ...
+        ("mixed_growth", "f8"),  # and further s per key for each key that the decodes see ...
+        ("mixed_limit", "f8"),  # up to so many s per key
     ],
     align=True,
 )
@@ -197,6 +201,7 @@ REPLICA = np.dtype(
         ("pending_tail", "i4"),
         ("outstanding", "i4"),  # sent and not finished
         ("num_finished", "i4"),  # completed, rejected or aborted
+        ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_scheduled_tokens", "i8"),
@@ -271,7 +276,7 @@ PREFILL_DONE, FINISHED, TURNED_AWAY = 1, 2, 4
 EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind", "i4")], align=True)
 
 # What the compiled loop is asked to do: go on, or one thing to one request at the moment `until`.
-ADVANCE, ABORT, RESERVE, RELEASE = range(4)
+ADVANCE, ABORT, RESERVE, RELEASE, MATCH = range(5)
 
 # Sizes of the arrays, and what the caller asks for.
 CALL = np.dtype(
@@ -319,6 +324,7 @@ class Arrays(NamedTuple):
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link
+    hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
     steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight
     counts: np.ndarray  # i4[R * ranks, F], entries in each

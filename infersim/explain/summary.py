@@ -47,7 +47,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "verdict": asdict(verdict),
         "memory": asdict(first.memory),
         "replicas": first.replicas.figures(),
-        "route": first.route | first.replicas.balance(),
+        "route": first.route | first.replicas.paid() | first.replicas.balance(),
         "explain": _explain(results, metrics),
         "tenants": compare_tenants(first),
         "provenance": first.provenance,
