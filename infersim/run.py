@@ -18,6 +18,7 @@ from .spec.cluster import Kind
 from .spec.errors import InputError
 from .spec.scenario import Scenario
 from .spec.workload import Workload
+from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
 
@@ -36,7 +37,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         requests = build_requests(scenario.workload, seed, Path())
-        if previous is not None and _same(requests, previous):
+        if previous is not None and scenario.speculation is None and _same(requests, previous):
             raise InputError(
                 "simulation.replications: nothing in this workload is drawn, so every replication would be the same;"
                 f" must be 1 (got {scenario.simulation.replications})"
@@ -87,16 +88,16 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
     """Every replica that there may be at one time: for the engine, and for the cluster."""
     sites = []
     for deployment, kind in kinds:
-        cost = deployment.step_cost()
+        replica = deployment.replica()
         site = Site(
-            cost,
+            replica.cost,
             kind.weight,
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
         )
         count = scenario.cluster.most if len(kinds) == 1 else kind.replicas
-        sites += [(ReplicaSpec(deployment.knobs(), cost), site)] * count
+        sites += [(replica, site)] * count
     return sites
 
 
@@ -118,6 +119,8 @@ def _simulate(
         ranks=kinds[0][0].parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
         shares_text=requests.segments is not None,
+        acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
+        seed=seed,
     )
     tenants = np.array([tenant.priority for tenant in (load.tenants or {}).values()])
     clients = Clients(

@@ -10,11 +10,13 @@ import numpy as np
 
 from .njit import compiled, inlined
 from .scheduler import free, push_back, push_front, remove, schedule
+from .speculation import draft_attention_time, num_accepted
 from .state import (
     ABORTED,
     ACTIVATIONS,
     COMPLETED,
     COMPUTE,
+    DRAFT,
     FINISHED,
     HISTOGRAM_BINS,
     HISTOGRAM_FIRST,
@@ -134,11 +136,13 @@ def attention_time(sums, attention, num_kinds, split):
             total += mixed
         if s.num_decodes > 0:
             kv = row.decode_kv * s.decode_keys
-            activations = row.decode_activations * s.num_decodes
-            compute = row.decode_compute * s.decode_keys
+            activations = row.decode_activations * (s.num_decodes + s.more_queries)
+            compute = row.decode_compute * (s.decode_keys + s.more_pairs)
             total += kernel_time(kv, activations, compute, row.decode_softness, row.decode_fixed, split)
             s.num_decodes = 0
             s.decode_keys = 0
+            s.more_queries = 0
+            s.more_pairs = 0
         if s.prefill_tokens > 0:
             kv = row.prefill_kv * s.prefill_keys
             activations = row.prefill_activations * s.prefill_tokens
@@ -167,20 +171,33 @@ def price_step(a, r):
     for rank in range(ranks):
         scheduler = a.schedulers[r * ranks + rank]
         tokens += scheduler.num_tokens
-        total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + scheduler.num_scheduled]
+        logits = scheduler.num_scheduled + scheduler.num_verified
+        total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + logits]
+        if price.draft_first >= 0:
+            total += a.table[price.draft_first + scheduler.num_tokens]
+            total += a.table[price.draft_once + scheduler.num_drafting]
+            total += scheduler.draft_passes * a.table[price.draft_following + scheduler.num_drafting]
+            a.scratch[rank, DRAFT] = draft_attention_time(
+                a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
+            )
+            total += a.scratch[rank, DRAFT]
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
             slowest = total
             chosen = rank
     scheduler = a.schedulers[r * ranks + chosen]
     a.steps_priced[price.linear + scheduler.num_tokens] += 1
-    a.steps_priced[price.head + scheduler.num_scheduled] += 1
+    a.steps_priced[price.head + scheduler.num_scheduled + scheduler.num_verified] += 1
+    if price.draft_first >= 0:
+        a.steps_priced[price.draft_first + scheduler.num_tokens] += 1
+        a.steps_priced[price.draft_once + scheduler.num_drafting] += 1
+        a.steps_priced[price.draft_following + scheduler.num_drafting] += scheduler.draft_passes
     if price.shared >= 0:
         row = price.shared + (tokens + ranks - 1) // ranks
         slowest += a.table[row]
         a.steps_priced[row] += 1
     for rank in range(ranks):
-        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH):
+        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT):
             if rank == chosen:
                 a.replicas[r].time_by_resource[resource] += a.scratch[rank, resource] * price.issue_share
             a.scratch[rank, resource] = 0.0
@@ -262,7 +279,7 @@ def end_step(a, r):
     placeholder = 1 if knobs.async_scheduling else 0
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
-        step = a.steps[rank, slot]
+        step, drafts = a.steps[rank, slot], a.drafts[rank, slot]
         finished = False
         for i in range(a.counts[rank, slot]):
             q = step[i]
@@ -270,11 +287,23 @@ def end_step(a, r):
                 continue
             request = requests[q]
             if request.status >= COMPLETED:
-                replica.num_wasted_tokens += 1
+                replica.num_wasted_tokens += 1 + drafts[i]
                 continue
-            tokens = request.num_output_tokens + 1
+            accepted = 0
+            if drafts[i] > 0:
+                accepted = num_accepted(request, a.accepted, call.depth, drafts[i])
+                refused = drafts[i] - accepted
+                if request.status == RUNNING:  # else preempted, and nothing of it is computed
+                    request.num_computed_tokens -= refused
+                request.num_tokens -= placeholder * (1 + drafts[i]) - (1 + accepted)
+                replica.num_drafts += drafts[i]
+                replica.num_accepted += accepted
+                accepted = min(accepted, request.stop_tokens - request.num_output_tokens - 1)
+                request.num_accepted_tokens += accepted
+            else:
+                request.num_tokens += 1 - placeholder
+            tokens = request.num_output_tokens + 1 + accepted
             request.num_output_tokens = tokens
-            request.num_tokens += 1 - placeholder
             last_token = request.last_token
             request.last_token = end
             if last_token == last_end:
@@ -285,7 +314,7 @@ def end_step(a, r):
                 request.first_token = end
                 log_event(call, a.events, replica, q, r, PREFILL_DONE)
             if keep_gaps and tokens > 1:
-                a.gaps[a.gap_offset[q] + tokens - 2] = end - last_token
+                a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
                 finished |= finish(
                     requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank]
@@ -336,8 +365,8 @@ def start_step(a, r):
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
         schedule(
-            requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.sums[rank], a.attention[r],
-            price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
+            requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
+            a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
         )  # fmt: skip
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens

@@ -16,6 +16,7 @@ from .blocks import (
     take_until,
 )
 from .njit import compiled, inlined
+from .speculation import add_verification
 from .state import (
     ADMIT,
     DECODES,
@@ -332,6 +333,7 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
         identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
     request.status = WAITING
     request.num_computed_tokens = 0
+    request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
     free(request, scheduler, blocks, tables)
@@ -404,12 +406,14 @@ def retract(requests, replica, scheduler, knobs, running, blocks, tables, segmen
 
 @inlined
 def schedule(
-    requests, replica, scheduler, knobs, running, step, sums, attention, num_kinds, blocks, tables, segments
+    requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables,
+    segments,
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
-    samples a token, else its bitwise complement; sums: SUMS[kinds]; blocks, tables: this rank's of state.Arrays.
+    samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
+    sums, blocks and tables this rank's of state.Arrays.
     """
     scheduler.step = replica.num_steps
     if scheduler.identified < 0:
@@ -423,6 +427,11 @@ def schedule(
     only_full = num_kinds == 1 and attention[0].window == 0
     placeholder = 1 if knobs.async_scheduling else 0
     longest = knobs.max_model_len - 1
+    proposed = plan[scheduler.num_running, 0]
+    scheduler.draft_passes = plan[scheduler.num_running, 1]
+    scheduler.num_verified = 0
+    scheduler.num_drafting = 0
+    scheduler.draft_keys = 0
     was_running = scheduler.num_running
     expected = 0.0
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
@@ -517,8 +526,13 @@ def schedule(
                 request.last_step = replica.num_steps
                 request.prefill_end = num_tokens
                 request.num_computed_tokens = computed + n
+                drafts[count] = 0
                 if computed + n == request.num_tokens:
                     request.num_tokens += placeholder
+                    request.num_drafts = proposed
+                    if proposed > 0:
+                        scheduler.num_drafting += 1
+                        scheduler.draft_keys += computed + n
                     step[count] = q
                 else:
                     step[count] = ~q
@@ -538,7 +552,7 @@ def schedule(
                 scheduler.new_token_ratio = max(
                     scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
                 )
-        num_decodes, decode_keys = 0, 0
+        num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
         i = 0
         while i < scheduler.num_running and budget > 0:
             q = running[i]
@@ -549,23 +563,29 @@ def schedule(
                 (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == replica.num_steps
             ):
                 continue  # not of this phase, or scheduled in this step already
-            if request.num_tokens >= request.max_num_tokens:
+            known = request.prompt_tokens + request.num_output_tokens
+            if request.num_tokens > known and known + 1 >= request.max_num_tokens:
                 continue  # its last token is in flight
-            n = request.num_tokens - computed
+            own = request.num_tokens - computed
+            if own <= 0:
+                continue  # its next token is not known yet
+            n = own + request.num_drafts
             if 0 < threshold < n:
                 n = threshold
             n = min(n, budget, longest - computed)
             if n <= 0:
                 continue
-            if computed + n > request.slots:
+            end = min(computed + n + knobs.lookahead, knobs.max_model_len)
+            # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
+            full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
+            missing = end > request.table_length * knobs.block_size
+            if (end > request.slots) & (full | missing | (request.slots == 0)):
                 victim = -1
                 while True:
                     if scheduler.identified:
-                        if allocate_identified(
-                            request, scheduler, knobs, blocks, tables, segments, computed + n, False, 0
-                        ):
+                        if allocate_identified(request, scheduler, knobs, blocks, tables, segments, end, False, 0):
                             break
-                    elif allocate(request, scheduler, knobs, computed + n, False, 0):
+                    elif allocate(request, scheduler, knobs, end, False, 0):
                         break
                     victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
                     preempted = True
@@ -576,12 +596,26 @@ def schedule(
             if n == 1 and only_full:
                 num_decodes += 1
                 decode_keys += computed + 1
+            elif own == 1 and only_full:
+                num_decodes += 1
+                decode_keys += computed + n
+                more_queries += n - 1
+                more_pairs += (n - 1) * computed + n * (n - 1) // 2
+            elif own == 1 and n > 1:
+                add_verification(sums, attention, num_kinds, computed, n)
             else:
                 add_to_sums(sums, attention, num_kinds, computed, n)
             request.last_step = replica.num_steps
             request.num_computed_tokens = computed + n
-            if computed + n == request.num_tokens:
-                request.num_tokens += placeholder
+            verified = max(n - own, 0)
+            drafts[count] = verified
+            if n >= own:
+                request.num_tokens += placeholder * (1 + verified)
+                request.num_drafts = proposed
+                scheduler.num_verified += verified
+                if proposed > 0:
+                    scheduler.num_drafting += 1
+                    scheduler.draft_keys += computed + own
                 step[count] = q
             else:
                 step[count] = ~q
@@ -589,6 +623,8 @@ def schedule(
             budget -= n
         sums[0].num_decodes += num_decodes
         sums[0].decode_keys += decode_keys
+        sums[0].more_queries += more_queries
+        sums[0].more_pairs += more_pairs
 
     scheduler.num_scheduled = count
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget

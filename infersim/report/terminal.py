@@ -138,6 +138,12 @@ def _why(explain: dict) -> list[Line]:
     if explain["prefix_cache_token_hit_rate"]:
         batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
     lines += _field("batch", [batch])
+    if spec := explain["speculation"]:
+        text = (
+            f"{spec['method']}: {_number(spec['mean_acceptance_length'])} tokens per step and sequence,"
+            f" {_percent(spec['acceptance_rate'])} of {spec['num_drafts']:,} drafts accepted"
+        )
+        lines += _field("drafts", [text])
     if (explain["mean_client_queue_ms"] or 0) > 0.1:
         lines += _field("client", [f"requests wait {_number(explain['mean_client_queue_ms'])} ms before they are sent"])
     return lines
