@@ -144,6 +144,33 @@ def test_what_the_decode_replica_has_cached_is_not_sent():
     assert served.route["transfer_bytes"] == 13_000 + 3_000
 
 
+def test_every_gap_is_kept_across_a_hand_over():
+    """With every gap kept: as many as tokens between the first and the last, and they add up to the generation."""
+    failures = [{"replica": 0, "at": 5, "duration": 5}]
+    result = run(scenario_of(pools() | {"failures": failures}, num_requests=60, request_rate=4, retries=3), None, True)[
+        0
+    ]
+    assert result.retries > 0
+    r = result.requests[result.completed]
+    starts = result.itl_offsets[result.completed]
+    sums = [result.itl_gaps[s : s + n - 1].sum() for s, n in zip(starts, r["num_output_tokens"], strict=True)]
+    assert sums == pytest.approx(r["last_token"] - r["first_token"], rel=1e-5)
+
+
+def test_an_interrupted_run_reports_what_there_is():
+    """A key pressed after a while: what has ended is reported, the rest is unfinished."""
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    cluster = pools() | {"failures": [{"replica": 0, "at": 5, "duration": 5}]}
+    result = run(scenario_of(cluster, num_requests=20_000, request_rate=8), press)[0]
+    document = summarize([result])
+    assert document["interrupted"]
+    assert document["counts"]["unfinished"] > 0
+    assert document["counts"]["completed"] > 0
+
+
 def test_a_faster_link_is_never_slower():
     """The same requests with ten and a hundred times the bandwidth: total latency falls."""
     total = []
@@ -297,6 +324,7 @@ def test_nothing_is_handed_over_through_a_partition():
         ({"prefill": {}, "decode": {}, "transfer": {"bandwidth": 0}}, "cluster.transfer.bandwidth: must be greater"),
         ({"prefill": {"model": "Llama-3.1-70B", "parallelism": {"tensor": 4}}, "decode": {},
           "transfer": {"bandwidth": "1 GB/s"}}, "cluster.prefill.model: must be that of the decode replicas"),
+        (pools() | {"prefill": {"router": "session"}}, "cluster.prefill.router: session needs a workload with"),
         (pools() | {"router": "random"}, "router: each pool has its own"),
         ({"replicas": 3, "autoscaler": {"target": 1, "max": 2}}, "replicas: must lie between"),
         ({"autoscaler": {"target": 1, "max": 2, "min": 3}}, "min must not be above max"),

@@ -1,5 +1,7 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
+import mmap
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +10,8 @@ from . import state
 from .compiled import load
 from .draws import make_keys, uniforms
 from .price import Acceptance, DraftCost, StepCost
+
+MAP_NORESERVE = 0x4000  # linux/mman.h; Python names it from 3.13 on
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,15 @@ def _scaled(attention: np.ndarray, factor: float) -> np.ndarray:
         if name != "window" and not name.endswith("softness"):
             scaled[name] *= factor
     return scaled
+
+
+def _untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that take memory only where they are used, so that 1000 replicas fit."""
+    size = max(int(np.prod(shape)) * dtype.itemsize, 1)
+    if sys.platform != "linux":
+        return np.zeros(shape, dtype)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    return np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape)
 
 
 class Fleet:
@@ -137,8 +150,8 @@ class Fleet:
         columns = int((num_tables * stride)[caching].max(initial=0)) + 1
         self.call["num_blocks"] = num_blocks
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
-        self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
-        self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
+        self.blocks = _untouched((len(self.schedulers), num_blocks), state.BLOCK)
+        self.tables = _untouched((len(self.schedulers), rows, columns), np.dtype("i4"))
         self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
 
