@@ -205,14 +205,17 @@ MAX_LOGITS = 2**20  # rows of the LM head's table
 
 
 def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
-    """Each kind of replica that a scenario describes, in the order of their numbers."""
-    kinds = [(_deployment(scenario, kind), kind) for kind in scenario.cluster.groups]
+    """Each kind of replica that a scenario describes, in the order of their numbers. InputError if models differ."""
     cluster = scenario.cluster
-    if cluster.prefill and kinds[0][0].model != kinds[1][0].model:
-        raise InputError(
-            f"cluster.prefill.model: must be that of the decode replicas, whose KV it computes"
-            f" (got {kinds[1][0].model.name} and {kinds[0][0].model.name})"
-        )
+    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups]
+    first = kinds[0][0].model
+    for number, (deployment, _) in enumerate(kinds):
+        if deployment.model != first:
+            if cluster.prefill:
+                where, right = "cluster.prefill.model", "that of the decode replicas, whose KV it computes"
+            else:
+                where, right = f"cluster.kinds.{number}.model", "that of kinds.0: any replica may get any request"
+            raise InputError(f"{where}: must be {right} (got {deployment.model.name} and {first.name})")
     return kinds
 
 
