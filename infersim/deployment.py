@@ -30,6 +30,10 @@ from .spec.scenario import Scenario
 from .spec.speculation import Speculation
 from .workload.acceptance import acceptance_table
 
+FAMILY = ("order", "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
+          "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
+"""knobs in which engines differ and that both sides call the same"""
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -114,6 +118,7 @@ class Deployment:
             reserve_full_isl=engine.reserve_full_isl,
             async_scheduling=engine.async_scheduling,
             enable_prefix_caching=engine.enable_prefix_caching,
+            **{name: getattr(engine, name) for name in FAMILY},
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time,
@@ -151,6 +156,9 @@ def deploy(
             origin = {**resolved.origin, "max_model_len": "limited by the KV cache"}
             resolved = replace(resolved, max_model_len=longest, origin=origin)
     memory = memory_waterfall(model, hardware, precision, parallelism, resolved)
+    if resolved.enable_prefix_caching and any(group.window == 1 for group in memory.kv_groups):
+        origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
+        resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
     if speculation is not None and early_exit is not None:

@@ -91,7 +91,6 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
     for deployment, kind in kinds:
         replica = deployment.replica()
         site = Site(
-            replica.cost,
             kind.weight,
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,

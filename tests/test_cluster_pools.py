@@ -42,7 +42,7 @@ def requests_of(arrival, prompt_tokens=1, output_tokens=1, **columns) -> Request
 
 def serve_all(cluster: dict, specs: list[ReplicaSpec], requests: Requests, block_bytes=0.0, **clients) -> Served:
     fleet = Fleet(specs, shares_text=requests.segments is not None)
-    sites = [Site(spec.cost, 1.0, block_bytes, 32, 10e9) for spec in specs]
+    sites = [Site(1.0, block_bytes, 32, 10e9) for spec in specs]
     spec = Cluster.validate(cluster, "test")
     return serve(spec, fleet, sites, requests, Clients(requests.output_tokens, **clients), 0, None)
 

@@ -57,7 +57,7 @@ def requests_of(arrival, output_tokens, **segments) -> Requests:
 
 
 def sites_of(k: int) -> list[Site]:
-    return [Site(server_of().cost, 1.0, 0.0, 1, 0.0)] * k
+    return [Site(1.0, 0.0, 1, 0.0)] * k
 
 
 def serve_all(cluster: dict, specs: list[ReplicaSpec], requests: Requests) -> np.ndarray:

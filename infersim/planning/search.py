@@ -292,6 +292,8 @@ def _deployment(scenario: Scenario) -> dict[str, Any]:
         "precision": scenario.precision.model_dump(mode="json"),
         "engine": scenario.engine.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         | {"preset": scenario.engine.preset},
+        "speculation": scenario.speculation and scenario.speculation.model_dump(mode="json", exclude_none=True),
+        "early_exit": scenario.early_exit and scenario.early_exit.model_dump(mode="json", exclude_none=True),
         "router": scenario.cluster.router.policy,
         "cluster": scenario.cluster.model_dump(mode="json") if len(scenario.cluster.groups) > 1 else None,
     }
