@@ -316,9 +316,8 @@ def schedule(
     num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
     proposed = plan[scheduler.num_running, 0]
     scheduler.draft_passes = plan[scheduler.num_running, 1]
-    scheduler.num_verified = 0
-    scheduler.num_drafting = 0
-    scheduler.draft_keys = 0
+    num_verified, num_drafting, draft_keys = 0, 0, 0
+    drafting = 1 if proposed > 0 else 0
 
     i = 0
     while i < scheduler.num_running and budget > 0:
@@ -375,10 +374,9 @@ def schedule(
         if n >= own:
             request.num_tokens += placeholder * (1 + verified)
             request.num_drafts = proposed
-            scheduler.num_verified += verified
-            if proposed > 0:
-                scheduler.num_drafting += 1
-                scheduler.draft_keys += computed + own
+            num_verified += verified
+            num_drafting += drafting
+            draft_keys += drafting * (computed + own)
             step[count] = q
         else:
             step[count] = ~q
@@ -454,9 +452,8 @@ def schedule(
             if computed + n == request.num_tokens:
                 request.num_tokens += placeholder
                 request.num_drafts = proposed
-                if proposed > 0:
-                    scheduler.num_drafting += 1
-                    scheduler.draft_keys += computed + n
+                num_drafting += drafting
+                draft_keys += drafting * (computed + n)
                 step[count] = q
             else:
                 step[count] = ~q
@@ -464,5 +461,8 @@ def schedule(
             budget -= n
             q = after
 
+    scheduler.num_verified = num_verified
+    scheduler.num_drafting = num_drafting
+    scheduler.draft_keys = draft_keys
     scheduler.num_scheduled = count
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget
