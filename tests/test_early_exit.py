@@ -1,12 +1,15 @@
 """Early exit in closed form."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from infersim.cli.app import app
 from infersim.cost.depth import compile_depths
 from infersim.cost.drafting import batch_time
 from infersim.cost.early_exit import entropy, expected_cost, gain, needed_share, wait_for_all_gain
@@ -17,6 +20,7 @@ from infersim.spec.early_exit import EarlyExit
 from infersim.spec.engine import Engine
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
+from infersim.spec.network import load_network
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
@@ -169,3 +173,30 @@ def test_broken_descriptions_are_named(data, message):
     with pytest.raises(InputError) as error:
         EarlyExit.validate(data, "x.yaml")
     assert any(message in line for line in error.value.problems)
+
+
+NETWORK = """
+layers: [{per_input: 1 ms}, {per_input: 2 ms}, {fixed: 1 ms, per_input: 6 ms}]
+branches:
+  - {after: 1, per_input: 0.5 ms, share: 0.6}
+  - {after: 2, per_input: 0.5 ms, confidence: {threshold: 0.5, curve: [[0, 0], [1, 1]]}}
+batches: [1, 8]
+"""
+
+
+def test_a_network_with_branches(tmp_path):
+    """One input at a time: the mixture of BranchyNet; its own line for each problem."""
+    (tmp_path / "net.yaml").write_text(NETWORK)
+    described = load_network(tmp_path / "net.yaml")
+    assert described.shares == pytest.approx([0.6, 0.2, 0.2])
+    outcome = CliRunner().invoke(app, ["show", "network", str(tmp_path / "net.yaml"), "--json"])
+    one, eight = json.loads(outcome.stdout)["over_batch"]
+    expected = expected_cost([0.6, 0.2, 0.2], [1, 2, 7], [0.5, 0.5])
+    assert one["whole_network_ms"] == pytest.approx(10)
+    assert one["wait_for_all_ms"] == pytest.approx(expected, rel=0.03)
+    assert eight["leave_alone_gain"] < 1 < eight["rebatch_gain"]
+    assert "approximate" in CliRunner().invoke(app, ["show", "network", str(tmp_path / "net.yaml")]).stdout
+    (tmp_path / "net.yaml").write_text(NETWORK.replace("after: 2", "after: 3"))
+    outcome = CliRunner().invoke(app, ["show", "network", str(tmp_path / "net.yaml")])
+    assert outcome.exit_code == 2
+    assert "branches must ascend" in outcome.stderr

@@ -1,6 +1,7 @@
 """`infersim show`: look things up."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -278,6 +279,28 @@ def _print_break_even(document: dict[str, Any]) -> None:
         print(f"early exit (approximate: outputs change), {exits['policy'].replace('_', ' ')}")
         print(f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}")
         _print_rows([{k: f"{v:.3g}" for k, v in row.items()} for row in exits["over_batch"]])
+
+
+@app.command("network")
+@guarded
+def network(
+    path: Annotated[Path, Argument(help="YAML of a classifier with branches: layers, branches, batches.")],
+    as_json: Json = False,
+) -> None:
+    """What early exits gain a classifier (BranchyNet), one input at a time and batched."""
+    from infersim.cost.depth import network_depths
+    from infersim.explain.break_even import network_gains
+    from infersim.spec.network import load_network
+
+    description = load_network(path)
+    rows = network_gains(network_depths(description), description.batches)
+    if as_json:
+        _print_json({"shares": description.shares, "approximate": True, "over_batch": rows})
+        return
+    shares = ", ".join(f"{share:.1%} after {branch.after} layers" for share, branch in
+                       zip(description.shares, description.branches, strict=False))  # fmt: skip
+    print(f"early exit (approximate: answers may change): {shares}, {description.shares[-1]:.1%} at the end")
+    _print_rows([{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows])
 
 
 @app.command("schema")

@@ -11,6 +11,7 @@ from infersim.spec.early_exit import EarlyExit
 from infersim.spec.engine import ResolvedEngine
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
+from infersim.spec.network import Network, Stage
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import BYTES, Precision
 
@@ -94,3 +95,16 @@ def with_early_exit(cost: StepCost, early_exit: EarlyExit, model: Model, max_num
     stretch = (ends * depths[:, None]).sum(axis=0) + reached[:-1].sum(axis=0) * head / whole
     linear[n] *= stretch[:, None]
     return replace(cost, linear=linear)
+
+
+def network_depths(network: Network) -> Depths:
+    """The stages of a classifier with branches, by number of inputs."""
+    inputs = np.arange(max(network.batches) + 1)
+    cuts = [0, *(branch.after for branch in network.branches), len(network.layers)]
+
+    def seconds(stages: list[Stage]) -> np.ndarray:
+        return sum(stage.fixed for stage in stages) * (inputs > 0) + sum(stage.per_input for stage in stages) * inputs
+
+    segments = np.array([seconds(network.layers[first:last]) for first, last in pairwise(cuts)])
+    heads = np.array([seconds([branch]) for branch in network.branches])
+    return Depths(segments, heads, np.zeros(len(heads)), np.array(network.shares))

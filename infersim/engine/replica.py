@@ -273,6 +273,7 @@ def end_step(a, r):
     replica.blocked = 0
     if knobs.max_concurrency > 0:
         send(requests, replica, knobs, call, a.events, r, end, 0.0)
+    num_drafts, num_drafts_accepted = 0, 0
     regular_gaps = 0  # of sequences that also had a token in the step before: all the same
     last_end = replica.last_end
     keep_gaps = call.num_gaps > 0
@@ -296,8 +297,8 @@ def end_step(a, r):
                 if request.status == RUNNING:  # else preempted, and nothing of it is computed
                     request.num_computed_tokens -= refused
                 request.num_tokens -= placeholder * (1 + drafts[i]) - (1 + accepted)
-                replica.num_drafts += drafts[i]
-                replica.num_accepted += accepted
+                num_drafts += drafts[i]
+                num_drafts_accepted += accepted
                 accepted = min(accepted, request.stop_tokens - request.num_output_tokens - 1)
                 request.num_accepted_tokens += accepted
             else:
@@ -321,6 +322,8 @@ def end_step(a, r):
                 )
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
+    replica.num_drafts += num_drafts
+    replica.num_accepted += num_drafts_accepted
     if regular_gaps > 0:
         a.histogram[gap_bin(end - last_end)] += regular_gaps
     replica.last_end = end

@@ -3,10 +3,10 @@
 import numpy as np
 
 from .draws import FIRST, GOLDEN, S11, S27, S30, S31, SECOND, TO_UNIT
-from .njit import compiled
+from .njit import compiled, inlined
 
 
-@compiled
+@inlined
 def uniform(key, position):
     """In [0, 1): the draw of a key at a position (draws.uniforms)."""
     z = np.uint64(key) + np.uint64(position + 1) * GOLDEN
@@ -16,7 +16,7 @@ def uniform(key, position):
     return np.float64(z >> S11) * TO_UNIT
 
 
-@compiled
+@inlined
 def num_accepted(request, accepted, depth, drafts):
     """How many of its drafts the target accepts; remembers whether it was all of them."""
     most = min(drafts, depth)

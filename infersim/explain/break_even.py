@@ -11,8 +11,8 @@ from infersim.cost.depth import compile_depths
 from infersim.cost.drafting import attention_time, batch_time, draft_time
 from infersim.cost.early_exit import needed_share
 from infersim.cost.weight_only import KERNELS, crossover_rows
-from infersim.engine.early_exit import decode, full_depth
-from infersim.engine.price import DraftCost, StepCost
+from infersim.engine.early_exit import POLICIES, decode, full_depth
+from infersim.engine.price import Depths, DraftCost, StepCost
 from infersim.engine.state import ACTIVATIONS, COMPUTE, KV, WEIGHTS
 from infersim.spec.early_exit import EarlyExit
 from infersim.spec.hardware import Hardware
@@ -108,3 +108,17 @@ def early_exit_over_batch(early_exit: EarlyExit, parts: tuple, context: int) -> 
         gain = float(result.tokens_per_second / full_depth(depths, batch))
         rows.append({"batch": batch, "gain": gain, "depth": float(result.depth), "mean_batch": result.mean_batch})
     return {"needed_share": needed, "share": float(depths.shares[0]), "policy": early_exit.policy, "over_batch": rows}
+
+
+def network_gains(depths: Depths, batches: list[int]) -> list[dict[str, Any]]:
+    """Milliseconds per input of a classifier with branches, and the gain over its whole network, by batch."""
+    rows = []
+    for batch in batches:
+        plain = full_depth(depths, batch)
+        row: dict[str, Any] = {"batch": batch, "whole_network_ms": 1e3 / plain}
+        for policy in POLICIES:
+            result = decode(depths, policy, batch, max(4000, 20 * batch))
+            row |= {f"{policy}_ms": 1e3 / float(result.tokens_per_second)}
+            row |= {f"{policy}_gain": float(result.tokens_per_second / plain)}
+        rows.append(row)
+    return rows
