@@ -1,0 +1,125 @@
+"""Measured kernels -> efficiencies: the law of each class fitted to part of the shapes, its error on the others."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from infersim.cost.laws import knee
+from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency
+
+from .classes import CLASSES, parameters
+from .fit import Parameter, fit_grid, mean_error, search
+from .tables import CACHED, NEGLIGIBLE, Rows, held_out
+
+LEAST_SHAPES = 16
+"""with fewer shapes the correction follows only what varies within a shape"""
+
+
+@dataclass(frozen=True)
+class Soundness:
+    """Which rows count. cold: their time is that of memory, not of a cache; usable: cold, or no matter if cached."""
+
+    cold: np.ndarray
+    usable: np.ndarray
+    cached: int
+    """rows whose working set may have been in the cache"""
+    impossible: int
+    """rows faster than the memory's bandwidth allows"""
+
+
+def soundness(rows: Rows, hardware: Hardware) -> Soundness:
+    """Sort out rows that a warm cache has touched: the engine prices cold ones.
+
+    Rows that fit in 1.2 times the L2 cache do not count in errors. Those whose bytes are a negligible part of their
+    time still tell the fixed time, and of a class whose inputs the engine finds warm all do.
+    """
+    kind = CLASSES[rows.operator_class]
+    moved = kind.work(hardware, rows).bytes
+    impossible = moved > hardware.memory_bandwidth * rows.seconds
+    cached = ~impossible & (moved < CACHED * (hardware.l2_cache or 0.0))
+    negligible = moved < NEGLIGIBLE * hardware.memory_bandwidth * rows.seconds
+    usable = ~impossible & (~cached | negligible | kind.warm)
+    return Soundness(~impossible & ~cached, usable, int(cached.sum()), int(impossible.sum()))
+
+
+def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
+    """One table per class and dtype: that of the software with the most sound rows, vLLM's among equals."""
+    best: dict[tuple[str, str], tuple[tuple, Rows]] = {}
+    for rows in tables:
+        rank = (int(soundness(rows, hardware).cold.sum()), rows.software.startswith("vllm"))
+        key = rows.operator_class, rows.dtype
+        if key not in best or rank > best[key][0]:
+            best[key] = rank, rows
+    return [rows for _, rows in best.values()]
+
+
+def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | None:
+    """The efficiency of these kernels' class and dtype; None if too few rows are sound."""
+    kind, sound = CLASSES[rows.operator_class], soundness(rows, hardware)
+    rows, cold = rows.where(sound.usable), sound.cold[sound.usable]
+    test = held_out(rows, kind.shape)
+    if not (cold & test).any() or not (cold & ~test).any():
+        test = np.zeros(len(rows), dtype=bool)
+    train = rows.where(~test)
+    names = parameters(rows.operator_class, rows.dtype)
+    if len(train) < 4 * len(names):
+        return None
+    shortest = float(rows.seconds.min())  # no cold kernel is faster than the fastest of them all
+    fixed = Parameter("fixed", 1.2 * shortest, 0.8 * shortest, 10.0 * shortest)
+
+    def law(values: dict[str, float], correction: Correction | None = None) -> OperatorEfficiency:
+        own = {"bandwidth", "flops", "softness", "fixed"}
+        return OperatorEfficiency(
+            bandwidth=_round(values["bandwidth"]), flops=_round(values["flops"]), fixed=_round(values["fixed"]),
+            knee=_round(knee(values["softness"])), provenance="calibrated", source=source,
+            terms={name: _round(value) for name, value in values.items() if name not in own}, correction=correction,
+        )  # fmt: skip
+
+    def loss(values: dict[str, float]) -> float:
+        return mean_error(np.log(kind.seconds(law(values), hardware, train) / train.seconds))
+
+    values = search(loss, [fixed, *names])
+    plain = law(values)
+    correction = _correct(plain, hardware, rows, ~test)
+    corrected = law(values, correction)
+    what = "held-out shapes" if test.any() else "the fitted rows"
+    where = cold & test if test.any() else cold
+    counts = f"{len(rows)} rows fitted or held out; {sound.cached} perhaps cached and {sound.impossible} faster than"
+    errors = {
+        what: describe(corrected, hardware, rows.where(where)),
+        "without correction": describe(plain, hardware, rows.where(where)),
+        "rows": f"{int((~test).sum())} fitted, {int(where.sum())} in the error; {sound.cached} perhaps cached and"
+        f" {sound.impossible} beyond the memory's bandwidth left out",
+    }
+    del counts
+    return corrected.model_copy(update={"errors": errors})
+
+
+def _correct(plain: OperatorEfficiency, hardware: Hardware, rows: Rows, train: np.ndarray) -> Correction:
+    kind = CLASSES[rows.operator_class]
+    coordinates = kind.coordinates(hardware, rows)
+    shapes = np.unique(np.stack([rows.columns[name][train] for name in kind.shape]), axis=1).shape[1]
+    axes = {}
+    for name, count in kind.knots.items():
+        first, last = float(np.floor(coordinates[name].min())), float(np.ceil(coordinates[name].max()))
+        fine = first < last and (shapes >= LEAST_SHAPES or name not in kind.shape)
+        axes[name] = (first, last, count if fine else 1)
+    residual = np.log(rows.seconds / kind.seconds(plain, hardware, rows))[train]
+    at = [coordinates[name][train] for name in axes]
+    grid = fit_grid(list(axes.values()), at, residual)
+    return Correction(axes=axes, values=" ".join(str(round(1000 * value)) for value in grid.ravel()))
+
+
+def errors(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> np.ndarray:
+    """|predicted / measured - 1| of every row."""
+    return np.abs(CLASSES[rows.operator_class].predict(shares, hardware, rows) / rows.seconds - 1.0)
+
+
+def describe(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> str:
+    """Median and 90th percentile of the errors, as text."""
+    off = errors(shares, hardware, rows)
+    return f"median {np.median(off):.1%}, 90th percentile {np.quantile(off, 0.9):.1%}, {len(rows)} rows"
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,138 @@
+"""Laws of kernels: seconds as a function of shape, with a handful of numbers per device, class and dtype.
+
+    t = (fixed + serial + smooth_max(memory, compute)) x correction
+
+A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, knee, and `terms` by the names below. Arguments
+are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from infersim.engine.state import QUERY_TILE
+from infersim.spec.hardware import Hardware, OperatorEfficiency
+
+from .correction import log2
+
+TERMS = {
+    "gemm": {
+        "tile_depth": "columns of K that a tile's prologue and epilogue cost",
+        "small_tile": "exponent by which the rate falls with a tile's area, below 128 x 256",
+        "split_traffic": "times that the FP32 partial sums of a matrix split along K are written and read",
+        "quantization_bandwidth": "share of the memory bandwidth at which inputs are quantised",
+        "quantization_row": "seconds per row of inputs that are quantised",
+    },
+    "attention_prefill": {
+        "query_keys": "further keys that a query's work amounts to",
+        "tile_keys": "further keys that a tile of 128 queries' work on each key head amounts to, per query",
+        "narrow_head": "exponent by which the rate falls with the head dimension, below 128",
+    },
+    "attention_decode": {"sequence_time": "seconds per sequence and key head"},
+    "collective": {"hop": "seconds per rank beyond two, and phase"},
+}
+TERMS |= {"mla_prefill": TERMS["attention_prefill"], "mla_decode": TERMS["attention_decode"]}
+
+# Heights and widths of the output tiles that GEMM kernels of cuBLAS and CUTLASS have, and ways to split K.
+TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
+SPLITS = (1, 2, 4, 8, 16)
+WHOLE_TILE = 128 * 256
+STEP = 64
+"""rows of M between which no tile count changes"""
+
+
+def smooth_max(a, b, softness):
+    """Time of two activities of a and b seconds: the longer at softness 0 (perfect overlap), their sum at 1 (none)."""
+    return 0.5 * (a + b + np.sqrt((a - b) ** 2 + 4.0 * softness * a * b))
+
+
+def softness(knee: float) -> float:
+    """The softness that gives the same time as a p-norm of exponent `knee` where both sides are equal."""
+    return (2.0 ** (1.0 / knee) - 1.0) ** 2
+
+
+def knee(softness: float) -> float:
+    """The inverse of `softness`, at most 100."""
+    return float(min(100.0, np.log(2.0) / np.log1p(max(softness, 1e-9) ** 0.5)))
+
+
+def gemm_compute(shares: OperatorEfficiency, hardware: Hardware, peak: float, m, n, k) -> np.ndarray:
+    """Seconds of a GEMM's arithmetic: waves of output tiles over the SMs, of the best tile and split along K.
+
+    A wave takes what its tile takes on one SM; the last wave costs as much as a full one.
+    """
+    terms, sms = shares.terms, hardware.num_sms or 1
+    m, n, k = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k)))
+    rate = shares.flops * peak / sms
+    best = np.full(m.shape, np.inf)
+    partial = terms["split_traffic"] * 8.0 * m * n / hardware.memory_bandwidth
+    for height, width in TILES:
+        tiles = np.ceil(m / height) * np.ceil(n / width)
+        flops = 2.0 * height * width * max(1.0, WHOLE_TILE / (height * width)) ** terms["small_tile"]
+        for split in SPLITS:
+            seconds = np.ceil(tiles * split / sms) * (k / split + terms["tile_depth"]) * (flops / rate)
+            best = np.minimum(best, seconds + (split * partial if split > 1 else 0.0))
+    return best
+
+
+def quantization(shares: OperatorEfficiency, hardware: Hardware, m, k, moved: float) -> np.ndarray:
+    """Seconds of quantising m rows of k inputs before the GEMM; `moved`: bytes read and written per element."""
+    share = shares.terms.get("quantization_bandwidth", 0.0)
+    if not share or not moved:
+        return np.zeros(np.broadcast_shapes(np.shape(m), np.shape(k)))
+    return m * (k * moved / (share * hardware.memory_bandwidth) + shares.terms["quantization_row"])
+
+
+def gemm_coordinates(m, n, k) -> dict[str, np.ndarray]:
+    """Where a GEMM of m tokens, n outputs and k inputs stands in its class's correction."""
+    return {"m": log2(m), "n": log2(n), "k": log2(k)}
+
+
+class Attention(NamedTuple):
+    """Seconds per sum of a step (operators.Sums) of one attention kernel.
+
+    memory = kv * keys + activations * queries; compute = pair * pairs + query * queries + tile * query tiles, where a
+    decode's pairs are its keys and its queries its sequences.
+    """
+
+    kv: float
+    activations: float
+    pair: float
+    query: float
+    tile: float
+
+
+def attention(
+    shares: OperatorEfficiency,
+    hardware: Hardware,
+    peak: float,
+    *,
+    pair_flops,
+    key_bytes,
+    query_bytes,
+    heads,
+    kv_heads,
+    head_dim,
+) -> Attention:
+    """The coefficients of an attention kernel from its FLOPs per pair, bytes per key and query, and its heads."""
+    terms = shares.terms
+    narrow = (np.minimum(head_dim, 128.0) / 128.0) ** terms.get("narrow_head", 0.0)
+    pair = pair_flops / (shares.flops * narrow * peak)
+    per_byte = 1.0 / (shares.bandwidth * hardware.memory_bandwidth)
+    return Attention(
+        kv=key_bytes * per_byte,
+        activations=query_bytes * per_byte + kv_heads * terms.get("sequence_time", 0.0),
+        pair=pair,
+        query=pair * terms.get("query_keys", 0.0),
+        tile=pair * terms.get("tile_keys", 0.0) * QUERY_TILE * kv_heads / heads,
+    )
+
+
+def attention_coordinates(phase: str, hardware: Hardware, queries, pairs, heads, kv_heads, head_dim) -> dict:
+    """Where a step stands in an attention class's correction.
+
+    work: of a prefill query rows per SM, of a decode sequences x key heads; keys: the mean number that a query sees.
+    """
+    work = queries * heads / (hardware.num_sms or 1) if phase == "prefill" else queries * kv_heads
+    return {"work": log2(work), "keys": log2(pairs / queries), "head_dim": log2(head_dim),
+            "group": log2(heads / kv_heads)}  # fmt: skip
