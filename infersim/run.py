@@ -138,6 +138,7 @@ def _result(
             aborted=fleet.aborted,
         ),
         route=served.route,
+        tenant=requests.tenant,
         notes=requests.notes,
         warmup=warmup_time(scenario, served.requests),
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,

@@ -10,12 +10,13 @@ from ..workload.requests import Requests
 class PrefixTree:
     """Every prefix of every prompt is a node: `paths[i]` lists request i's, shortest first; `tokens[node]` its length.
 
-    What a request generates becomes part of a prefix only through a later prompt that contains it.
+    `own` maps a request to the node that ends with all it said and generated, if a later prompt contains that.
     """
 
     def __init__(self, requests: Requests):
         self.tokens: list[int] = []
         self.paths: list[list[int]] = [[] for _ in range(len(requests))]
+        self.own: dict[int, int] = {}
         if requests.segment_offsets is None:
             return
         nodes: dict[tuple[int, int, int], int] = {}
@@ -28,6 +29,8 @@ class PrefixTree:
                 node = nodes.setdefault((parent, ids[k], lengths[k]), len(nodes))
                 if node == len(self.tokens):
                     self.tokens.append(length)
+                    if ids[k] < 0:  # workload.sessions.own_text
+                        self.own[-1 - ids[k]] = node
                 path.append(node)
                 parent = node
 
@@ -73,7 +76,8 @@ class PrefixIndex:
     def add(self, i: int, replica: int) -> None:
         """Request i was sent to a replica: its prefixes will be there."""
         recent, bit, before = self._recent[replica], 1 << replica, 0
-        for node in self._tree.paths[i]:
+        path = self._tree.paths[i]
+        for node in [*path, self._tree.own[i]] if i in self._tree.own else path:
             tokens = self._tree.tokens[node]
             if node in recent:
                 recent.move_to_end(node)

@@ -10,6 +10,7 @@ import numpy as np
 from ..engine.fleet import Fleet
 from ..engine.state import COMPLETED
 from ..spec.cluster import STATIC_POLICIES, Cluster
+from ..spec.errors import InputError
 from ..workload.requests import Requests
 from .routers import assign
 
@@ -50,7 +51,9 @@ def serve(
     n, k = len(requests), len(weights)
     last = float(requests.arrival[-1])
     route: dict[str, Any] = {"policy": spec.router.policy if k > 1 else None}
-    static = k == 1 or (spec.router.policy in STATIC_POLICIES and not max_concurrency)
+    if spec.router.policy == "session" and requests.session is None:
+        raise InputError("cluster.router: session needs a workload with sessions (turns, users or a trace with them)")
+    static = requests.after is None and (k == 1 or (spec.router.policy in STATIC_POLICIES and not max_concurrency))
     if static:
         fleet.knobs["max_concurrency"] = max_concurrency
         replica = 0 if k == 1 else assign(spec.router.policy, weights, n, seed)
@@ -64,7 +67,7 @@ def serve(
     records = fleet.requests
     if not static:
         records = records.copy()
-        records["arrival"] = requests.arrival
+        records["arrival"] = front.arrived
     end = float(fleet.replicas["now"].max())
     return Served(records, np.arange(n), np.full(k, end), route, interrupted)
 

@@ -61,6 +61,8 @@ class Result:
     replicas: Replicas
     route: dict[str, Any]
     """how requests found their replica, JSON-ready"""
+    tenant: np.ndarray | None = None
+    """i2[n]: the tenant of each request, by its place in the workload"""
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken"""
     warmup: float = 0.0
@@ -106,6 +108,7 @@ class Result:
             "output_tokens": outputs,
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
+            **({} if self.tenant is None else {"tenant": np.array(list(self.scenario.workload.tenants))[self.tenant]}),
             "ttft_ms": (first - sent) * 1e3,
             "tpot_ms": (last - first) * done * 1e3 / np.where(outputs > 1, outputs - 1, np.nan),
             "e2el_ms": (last - sent) * done * 1e3,

@@ -32,9 +32,10 @@ def judge(result: Result) -> Verdict:
     if len(rejected) and rejected.all():
         return Verdict("rejected", 0.0, f"all {len(rejected):,} requests were rejected")
     r = result.requests[~rejected]
+    order = np.argsort(r["arrival"], kind="stable")  # what follows another request has no place of its own
     ended = np.where(result.completed[~rejected], r["last_token"], np.inf)
     until = result.end_time if result.interrupted else np.inf
-    verdict = judge_backlog(r["arrival"], ended, _unloaded(result)[~rejected], until)
+    verdict = judge_backlog(r["arrival"][order], ended[order], _unloaded(result)[~rejected][order], until)
     if limit := result.scenario.workload.max_concurrency:
         return replace(verdict, reason=f"{verdict.reason}; the client has at most {limit} in the system")
     return verdict

@@ -29,7 +29,7 @@ def render(document: dict[str, Any], files: list[str]) -> list[Line]:
     """The lines of the report."""
     blank = ("", "")
     lines = [*_head(document), blank, *_metrics(document), blank, *_why(document["explain"])]
-    lines += [*_cluster(document["replicas"], document["route"]), blank]
+    lines += [*_cluster(document["replicas"], document["route"]), *_tenants(document["tenants"]), blank]
     lines += [*_memory(document["memory"], document["engine"]), blank]
     last = _field("written", files)
     assumed = _field("assumed", document["assumed"])
@@ -73,8 +73,10 @@ def _load(workload: dict) -> str:
     if workload["request_rate"] == "inf":
         clients = workload["max_concurrency"]
         return f"{clients} clients in a closed loop" if clients else "all requests at once"
+    if workload["users"]:
+        return f"{workload['users']:,} users"
     if workload["request_rate"]:
-        return f"{workload['request_rate']:g} requests/s"
+        return f"{workload['request_rate']:g} {'requests' if workload['turns'] == 1 else 'sessions'}/s"
     return workload["trace"].rstrip("/").rsplit("/", 1)[-1][:40]
 
 
@@ -144,6 +146,18 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
         f" KV blocks {span('mean_kv_usage', _percent)} (peak {span('peak_kv_usage', _percent)})"
     )
     return _field("replicas", [shares])
+
+
+def _tenants(tenants: dict | None) -> list[Line]:
+    """The tenants' speeds, and how fair they are."""
+    if tenants is None:
+        return []
+    parts = [
+        f"{name} {_number(row['mean_ttft_ms'])} / {_number(row['p99_ttft_ms'])}"
+        for name, row in tenants["by_name"].items()
+    ]
+    jain = _number(tenants["jain_index"])
+    return _field("tenants", [f"mean / p99 ttft in ms: {', '.join(parts)}; Jain's index of their tokens/s {jain}"])
 
 
 def _memory(memory: dict, engine: dict) -> list[Line]:

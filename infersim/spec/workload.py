@@ -1,6 +1,7 @@
 """What arrives: requests by a rule (as `vllm bench serve` makes them), or from a trace file."""
 
 import math
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,7 +16,7 @@ from pydantic import (
 )
 
 from .base import Description
-from .units import Count, Number, parse_quantity, short
+from .units import Count, Number, Seconds, parse_quantity, short
 
 Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
@@ -142,6 +143,21 @@ class RampUp(Description):
         return self
 
 
+class Spike(Description):
+    """The rate is `factor` times as high from `at` on, for `duration`."""
+
+    at: Seconds
+    duration: Annotated[Seconds, Field(gt=0)]
+    factor: Annotated[Number, Field(ge=1e-6, le=1e6)]
+
+
+class Tenant(Description):
+    """One customer of several."""
+
+    share: Annotated[Number, Field(gt=0)] = 1.0
+    """of the requests, or of the sessions, relative to the other tenants'"""
+
+
 class MaxTokensFactor(Description):
     """Clients that ask for `factor` times what the model will generate."""
 
@@ -185,6 +201,21 @@ class Workload(Description):
     """shape of the gamma distributed gaps: 1 is Poisson, below is burstier, inf is constant"""
     ramp_up: RampUp | None = None
     """a rising rate instead of `request_rate`"""
+    spikes: tuple[Spike, ...] = ()
+    """times when more arrives"""
+    curve: list[tuple[Seconds, Annotated[Number, Field(ge=1e-6, le=1e6)]]] | None = None
+    """[[seconds, factor of the rate], ...], straight lines between, over and over: a day, a week"""
+
+    turns: LengthOrTokens = 1
+    """requests of one session: each prompt begins with all that was said before; num_requests counts requests,
+    request_rate sessions"""
+    users: Count | None = None
+    """a closed loop instead of a request_rate: each user sends the next request when the last one has ended"""
+    think_time: Seconds = 0.0
+    """mean time from an answer to the next request of its session or user (exponential): reading, typing, a tool"""
+    tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
+    """who sends the requests, by name; sessions stay with theirs"""
+
     max_concurrency: Count | None = None
     """requests in the system at most: the next is sent when one finishes"""
     max_tokens: MaxTokens | None = None
@@ -197,11 +228,12 @@ class Workload(Description):
         if not isinstance(data, dict):
             return data
         generated = data.get("trace") is None
-        defaults: dict[str, Any] = {"burstiness": 1.0, "time_scale": 1.0}
+        defaults: dict[str, Any] = {"burstiness": 1.0, "time_scale": 1.0, "turns": 1, "think_time": 0.0}
+        defaults["spikes"] = ()
         defaults["max_tokens"] = "output_length" if generated else "max_model_len"
         if generated:
             defaults["num_requests"] = 1000
-            if data.get("ramp_up") is None:
+            if data.get("ramp_up") is None and data.get("users") is None:
                 defaults["request_rate"] = math.inf
         return data | {key: value for key, value in defaults.items() if data.get(key) is None}
 
@@ -222,11 +254,33 @@ class Workload(Description):
                 wrong.append("burstiness is for a request_rate; the trace has its own times")
             if self.time_scale != 1 and self.has_arrival_rule:
                 wrong.append("time_scale is for the times of the trace, which request_rate or ramp_up replaces")
+            wrong += [
+                f"{name} is for generated requests; the trace has its own"
+                for name, given in (("turns", self.turns != 1), ("users", self.users), ("think_time", self.think_time))
+                if given
+            ]
+        if self.users and self.has_arrival_rule:
+            wrong.append("must have users or request_rate, not both: users send when their last request has ended")
+        if self.users and self.max_concurrency:
+            wrong.append("must have users or max_concurrency, not both")
+        if self.think_time and self.turns == 1 and not self.users:
+            wrong.append("think_time is for users or sessions; give users or turns")
+        if (self.curve or self.spikes) and (self.request_rate in (None, math.inf)):
+            wrong.append("curve and spikes change a request_rate; give one")
+        if self.curve is not None:
+            times = [time for time, _ in self.curve]
+            if len(times) < 2 or times[0] != 0 or any(b <= a for a, b in pairwise(times)):
+                wrong.append("curve must be points from 0 s on, in order, and end with the period")
         if self.ramp_up and self.request_rate is not None:
             wrong.append("must have request_rate or ramp_up, not both")
         if wrong:
             raise ValueError("; ".join(wrong))
         return self
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether requests wait for one another."""
+        return self.users is not None or self.turns != 1
 
     @property
     def has_arrival_rule(self) -> bool:

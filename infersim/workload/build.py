@@ -9,11 +9,13 @@ import numpy as np
 from ..spec.errors import InputError
 from ..spec.units import short
 from ..spec.workload import Workload
+from .agents import agents_of
 from .arrivals import draw_arrivals
 from .draws import generator
 from .lengths import draw_lengths
 from .requests import Requests
 from .servegen import clients_of_folder, clients_of_json, draw_requests
+from .sessions import draw_sessions
 from .table import json_table, read_csv, read_json_lines, read_text
 from .trace import requests_of
 
@@ -23,9 +25,19 @@ def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
 
     InputError, with file, line and column, for a trace that is not one.
     """
-    if workload.trace is not None:
-        return _from_trace(workload, seed, base)
+    requests = _from_trace(workload, seed, base) if workload.trace is not None else _draw(workload, seed)
+    if workload.tenants:
+        shares = np.array([tenant.share for tenant in workload.tenants.values()])
+        who = requests.session if requests.session is not None else np.arange(len(requests))
+        chance = generator(seed, "tenants").random(int(who.max()) + 1)[who]
+        requests = replace(requests, tenant=np.searchsorted(np.cumsum(shares)[:-1] / shares.sum(), chance, "right"))
+    return requests
+
+
+def _draw(workload: Workload, seed: int) -> Requests:
     n = workload.num_requests
+    if workload.has_sessions:
+        return draw_sessions(workload, n, seed)
     return Requests(
         draw_arrivals(workload, n, seed),
         draw_lengths(workload.input_tokens, n, generator(seed, "input_tokens")),
@@ -62,7 +74,7 @@ def _read(path: Path, workload: Workload, seed: int) -> Requests:
         return draw_requests(clients_of_json(text, where), workload.num_requests, seed)
     rows = read_json_lines(text, where)
     if "sub_requests" in rows[0][1]:
-        raise InputError(f"{where}: line {rows[0][0]}: sub_requests (agentic sessions) are not modelled yet")
+        return agents_of(rows, where, own_times)
     return requests_of(json_table(rows, where), name, own_times)
 
 

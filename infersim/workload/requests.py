@@ -29,6 +29,14 @@ class Requests:
     """i8[m]"""
     segment_lengths: np.ndarray | None = None
     """i4[m], >= 1"""
+    session: np.ndarray | None = None
+    """i8[n]: equal for requests of one conversation"""
+    after: np.ndarray | None = None
+    """i8[n]: the row whose end a request waits for, -1 for none; its `arrival` is then only the earliest possible"""
+    delay: np.ndarray | None = None
+    """f8[n], s: from that end to its being sent"""
+    tenant: np.ndarray | None = None
+    """i2[n]: which of the workload's tenants sends it"""
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken with the data"""
 
@@ -37,7 +45,11 @@ class Requests:
 
     def keep(self, rows: np.ndarray) -> "Requests":
         """The rows where the mask bool[n] is true; ids stay."""
-        columns = {c: getattr(self, c)[rows] for c in ("arrival", "prompt_tokens", "output_tokens", "request_id")}
+        names = ("arrival", "prompt_tokens", "output_tokens", "request_id", "session", "delay", "tenant")
+        columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
+        if self.after is not None:  # of a row whose predecessor is left out nothing is known but its delay
+            places = np.append(np.where(rows, np.cumsum(rows) - 1, -1), -1)
+            columns["after"] = places[self.after[rows]]
         if self.segment_offsets is not None:
             counts = np.diff(self.segment_offsets)
             kept = np.repeat(rows, counts)

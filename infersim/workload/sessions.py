@@ -1,0 +1,62 @@
+"""Requests that wait for one another: conversations of several turns, users who think, agents whose tools take time."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..spec.workload import Workload
+from .arrivals import draw_arrivals
+from .draws import generator
+from .lengths import draw_lengths
+from .requests import Requests
+
+
+def draw_sessions(workload: Workload, n: int, seed: int) -> Requests:
+    """n requests in sessions of `turns`; every prompt is what the session said so far and new text of `input_tokens`.
+
+    Sessions arrive by the arrival rule, or are held by `users` one after another. A later turn's `arrival` is its
+    session's; it is sent `delay` after the turn before has ended.
+    """
+    turns = draw_lengths(workload.turns, n, generator(seed, "turns"))
+    first = np.cumsum(turns) - turns  # row of each session's first turn
+    first = first[first < n]
+    counts = np.diff(np.append(first, n))
+    session = np.repeat(np.arange(len(first)), counts)
+    turn = np.arange(n) - first[session]
+    new = draw_lengths(workload.input_tokens, n, generator(seed, "input_tokens")).astype("i8")
+    output = draw_lengths(workload.output_tokens, n, generator(seed, "output_tokens"))
+    said = np.cumsum(new + output)  # by all sessions up to and with this turn
+    before = said - new - output
+    prompt = before - before[first][session] + new
+    after = np.where(turn > 0, np.arange(n) - 1, -1)
+    delay = generator(seed, "think_time").exponential(1.0, n) * workload.think_time
+    if workload.users:
+        opening = first[workload.users :]  # a session that its user begins after another
+        after[opening] = (np.append(first[1:], n) - 1)[: len(opening)]
+        started = np.sort(delay[first[: workload.users]])
+        arrival = np.append(started, np.full(len(opening), started[-1]))[session]
+    else:
+        arrival = draw_arrivals(workload, len(first), seed)[session]
+    requests = Requests(
+        arrival,
+        np.minimum(prompt, np.iinfo(np.int32).max).astype(np.int32),
+        output,
+        np.arange(n),
+        session=session,
+        after=after,
+        delay=np.where(after >= 0, delay, 0.0),
+    )
+    return replace(requests, **_history(turn, (new + output).astype(np.int32)))
+
+
+def _history(turn: np.ndarray, said: np.ndarray) -> dict[str, np.ndarray]:
+    """Segments of the prompts: of turn t the t turns before it, each with its question and answer."""
+    offsets = np.concatenate(([0], np.cumsum(turn)))
+    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], turn)
+    rows = np.repeat(np.arange(len(turn)) - turn, turn) + place
+    return {"segment_offsets": offsets, "segment_ids": own_text(rows), "segment_lengths": said[rows]}
+
+
+def own_text(rows: np.ndarray) -> np.ndarray:
+    """Segment ids of what a request itself says and generates: never those of a trace, which are not negative."""
+    return -1 - rows
