@@ -1,16 +1,22 @@
 """What there is to fit in each class of operators: its law's prediction, bytes, parameters and correction axes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from infersim.cost.correction import factor
 from infersim.cost.laws import (
+    all_reduce,
     attention,
     attention_coordinates,
+    collective_coordinates,
+    exchange,
+    expert_tokens,
     gemm_compute,
     gemm_coordinates,
+    link_bandwidth,
+    moe_coordinates,
     quantization,
     smooth_max,
     softness,
@@ -23,14 +29,14 @@ from .tables import Rows
 
 @dataclass(frozen=True)
 class Work:
-    """Rows of one class as physics sees them: bytes that must move and the seconds of FLOPs at peak."""
+    """Rows of one class as physics sees them: bytes of memory that must move, seconds of FLOPs or of the link."""
 
     bytes: np.ndarray
-    flops_seconds: np.ndarray
+    other_seconds: np.ndarray
 
     def floor(self, hardware: Hardware) -> np.ndarray:
         """Seconds that no such device can beat."""
-        return np.maximum(self.bytes / hardware.memory_bandwidth, self.flops_seconds)
+        return np.maximum(self.bytes / hardware.memory_bandwidth, self.other_seconds)
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ MATRICES = {
     "int8_wo": (1.0, 2.0, "bf16", 0.0),
     "int4": (0.5 + 2 / 128, 2.0, "bf16", 0.0),
     "nvfp4": (0.5 + 1 / 16, 0.5 + 1 / 16, "fp4", 0.0),
+    "mxfp4": (0.5 + 1 / 32, 2.0, "bf16", 0.0),
 }
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
@@ -93,6 +100,13 @@ def _gemm_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) ->
 
 def _attention_amounts(rows: Rows) -> dict[str, np.ndarray]:
     heads, kv_heads, head_dim = (rows.columns[name] for name in ("heads", "kv_heads", "head_dim"))
+    if rows.operator_class.startswith("mla"):
+        score, value = (576.0, 512.0) if rows.operator_class == "mla_decode" else (192.0, 128.0)
+        shared = rows.operator_class == "mla_decode"
+        key_bytes = 576.0 * KV_BYTES[rows.dtype] if shared else kv_heads * (score + value) * 2.0
+        return {"pair_flops": 2.0 * heads * (score + value), "key_bytes": key_bytes,
+                "query_bytes": 2.0 * heads * (score + value), "heads": heads, "kv_heads": kv_heads,
+                "head_dim": head_dim}  # fmt: skip
     return {"pair_flops": 4.0 * heads * head_dim, "key_bytes": 2.0 * kv_heads * head_dim * KV_BYTES[rows.dtype],
             "query_bytes": 4.0 * heads * head_dim, "heads": heads, "kv_heads": kv_heads,
             "head_dim": head_dim}  # fmt: skip
@@ -120,10 +134,62 @@ def _attention_coordinates(phase: str) -> Callable[[Hardware, Rows], dict[str, n
     return coordinates
 
 
+def _experts_floor(hardware: Hardware, rows: Rows) -> Work:
+    """Weights alone, and the FLOPs of real tokens."""
+    c = rows.columns
+    weight, _, dtype, _ = MATRICES[rows.dtype]
+    matrices = 3.0 * c["hidden"] * c["inter"]
+    return Work(c["touched"] * matrices * weight, 2.0 * c["routed"] * matrices / peak(hardware, dtype))
+
+
+def _experts_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> np.ndarray:
+    c = rows.columns
+    weight, activation, dtype, moved = MATRICES[rows.dtype]
+    hidden, inter, computed = c["hidden"], c["inter"], expert_tokens(c["routed"], c["touched"])
+    quantised = activation if moved else 0.0
+    per_token = (hidden + inter) * (2.0 + 2.0 * quantised) + (2.0 * inter + 2.0 * hidden) * 2.0
+    seen = computed + shares.terms["elsewhere"] * (c["chosen"] - c["routed"])
+    traffic = c["touched"] * 3.0 * hidden * inter * weight + seen * per_token + c["tokens"] * hidden * 2.0
+    memory = traffic / (shares.bandwidth * hardware.memory_bandwidth)
+    compute = 6.0 * computed * hidden * inter / (shares.flops * peak(hardware, dtype))
+    return shares.fixed + smooth_max(memory, compute, softness(shares.knee))
+
+
+def _moe_coordinates(hardware: Hardware, rows: Rows) -> dict[str, np.ndarray]:
+    return moe_coordinates(*(rows.columns[name] for name in ("routed", "touched", "hidden", "inter")))
+
+
+def _wire(factor: Callable) -> Callable[[Hardware, Rows], Work]:
+    def work(hardware: Hardware, rows: Rows) -> Work:
+        n, size = rows.columns["ranks"], rows.columns["size"]
+        return Work(0.0 * size, factor(n) * size / link_bandwidth(hardware, n))
+
+    return work
+
+
+def _exchange(law: Callable) -> Callable[[OperatorEfficiency, Hardware, Rows], np.ndarray]:
+    return lambda shares, hardware, rows: law(shares, hardware, rows.columns["ranks"], rows.columns["size"])
+
+
+def _collective(law: Callable, factor: Callable, parameters: tuple[Parameter, ...]) -> "Class":
+    return Class(
+        _exchange(law),
+        _wire(factor),
+        lambda hardware, rows: collective_coordinates(rows.columns["ranks"], rows.columns["size"]),
+        shape=("ranks", "size"),
+        knots={"size": 14, "ranks": 3},
+        parameters=parameters,
+    )
+
+
 BANDWIDTH = Parameter("bandwidth", 0.85, 0.05, 1.0)
 FLOPS = Parameter("flops", 0.75, 0.02, 1.0)
 SOFTNESS = Parameter("softness", 0.05, 1e-4, 1.0)
 ATTENTION_SHAPE = ("heads", "kv_heads", "head_dim", "window", "sequences")
+SEQUENCE_TIME = Parameter("sequence_time", 1e-8, 1e-10, 1e-6)
+HOP = Parameter("hop", 1e-6, 1e-8, 1e-5)
+QUICK, BULK = Parameter("quick_bandwidth", 0.4, 0.02, 1.0), Parameter("bulk_fixed", 2e-5, 1e-6, 1e-4)
+MLA_KNOTS = {"work": 7, "keys": 7, "head_dim": 1, "group": 8}
 ATTENTION_KNOTS = {"work": 7, "keys": 7, "head_dim": 3, "group": 4}
 
 CLASSES = {
@@ -164,9 +230,25 @@ CLASSES = {
         _attention_coordinates("decode"),
         shape=ATTENTION_SHAPE,
         knots=ATTENTION_KNOTS,
-        parameters=(BANDWIDTH, FLOPS, SOFTNESS, Parameter("sequence_time", 1e-8, 1e-10, 1e-6)),
+        parameters=(BANDWIDTH, FLOPS, SOFTNESS, SEQUENCE_TIME),
     ),
-}
+    "moe": Class(
+        _experts_seconds,
+        _experts_floor,
+        _moe_coordinates,
+        shape=("hidden", "inter", "held"),
+        knots={"tokens": 12, "experts": 6, "hidden": 2, "inter": 4},
+        parameters=(BANDWIDTH, FLOPS, SOFTNESS, Parameter("elsewhere", 0.5, 0.0, 1.0, ratio=False)),
+    ),
+    "all_reduce": _collective(
+        all_reduce, lambda n: 1.0 + 1.0 / n,
+        (BANDWIDTH, Parameter("library_fixed", 1e-5, 1e-6, 1e-4), Parameter("library_bandwidth", 0.8, 0.05, 1.0), HOP),
+    ),
+    **{kind: _collective(exchange, lambda n: 1.0 - 1.0 / n, (BANDWIDTH, HOP, QUICK, BULK))
+       for kind in ("all_gather", "reduce_scatter", "all_to_all")},
+}  # fmt: skip
+CLASSES["mla_prefill"] = replace(CLASSES["attention_prefill"], knots=MLA_KNOTS)
+CLASSES["mla_decode"] = replace(CLASSES["attention_decode"], knots=MLA_KNOTS)
 QUANTIZATION = (
     Parameter("quantization_bandwidth", 0.5, 0.05, 1.0),
     Parameter("quantization_row", 1e-9, 1e-13, 1e-7),
@@ -177,3 +259,9 @@ def parameters(operator_class: str, dtype: str) -> tuple[Parameter, ...]:
     """What to fit for this class and dtype, the fixed time aside."""
     quantised = operator_class == "gemm" and MATRICES[dtype][3] > 0
     return CLASSES[operator_class].parameters + (QUANTIZATION if quantised else ())
+
+
+def known(rows: Rows) -> bool:
+    """Whether there is a law for these rows' class and dtype."""
+    formats = KV_BYTES if rows.operator_class.startswith(("attention", "mla")) else MATRICES
+    return rows.operator_class in CLASSES and rows.dtype in formats

@@ -1,5 +1,6 @@
 """Measured kernels -> efficiencies: the law of each class fitted to part of the shapes, its error on the others."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from infersim.cost.laws import knee
 from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency
 
-from .classes import CLASSES, parameters
+from .classes import CLASSES, known, parameters
 from .fit import Parameter, fit_grid, mean_error, search
 from .tables import CACHED, NEGLIGIBLE, Rows, held_out
 
@@ -34,23 +35,32 @@ def soundness(rows: Rows, hardware: Hardware) -> Soundness:
     time still tell the fixed time, and of a class whose inputs the engine finds warm all do.
     """
     kind = CLASSES[rows.operator_class]
-    moved = kind.work(hardware, rows).bytes
-    impossible = moved > hardware.memory_bandwidth * rows.seconds
-    cached = ~impossible & (moved < CACHED * (hardware.l2_cache or 0.0))
+    work = kind.work(hardware, rows)
+    moved = work.bytes
+    impossible = np.maximum(moved / hardware.memory_bandwidth, work.other_seconds) > rows.seconds
+    cached = ~impossible & (0.0 < moved) & (moved < CACHED * (hardware.l2_cache or 0.0))
     negligible = moved < NEGLIGIBLE * hardware.memory_bandwidth * rows.seconds
     usable = ~impossible & (~cached | negligible | kind.warm)
     return Soundness(~impossible & ~cached, usable, int(cached.sum()), int(impossible.sum()))
 
 
 def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
-    """One table per class and dtype: that of the software with the most sound rows, vLLM's among equals."""
-    best: dict[tuple[str, str], tuple[tuple, Rows]] = {}
-    for rows in tables:
-        rank = (int(soundness(rows, hardware).cold.sum()), rows.software.startswith("vllm"))
-        key = rows.operator_class, rows.dtype
-        if key not in best or rank > best[key][0]:
-            best[key] = rank, rows
-    return [rows for _, rows in best.values()]
+    """One table per class and dtype: vLLM's newest, unless another software's has more than twice its sound rows."""
+    groups: dict[tuple[str, str], list[tuple[int, Rows]]] = {}
+    for rows in filter(known, tables):
+        count = int(soundness(rows, hardware).cold.sum())
+        groups.setdefault((rows.operator_class, rows.dtype), []).append((count, rows))
+    chosen = []
+    for group in groups.values():
+        most = max(count for count, _ in group)
+        rank = lambda item: (2 * item[0] >= most, item[1].software.startswith("vllm"), version(item[1].software))  # noqa: E731
+        chosen.append(max(group, key=rank)[1])
+    return chosen
+
+
+def version(software: str) -> tuple[int, ...]:
+    """The numbers in it, for comparison."""
+    return tuple(int(number) for number in re.findall(r"\d+", software))
 
 
 def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | None:
@@ -62,7 +72,7 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
         test = np.zeros(len(rows), dtype=bool)
     train = rows.where(~test)
     names = parameters(rows.operator_class, rows.dtype)
-    if len(train) < 4 * len(names):
+    if len(train) < 3 * len(names):
         return None
     shortest = float(rows.seconds.min())  # no cold kernel is faster than the fastest of them all
     fixed = Parameter("fixed", 1.2 * shortest, 0.8 * shortest, 10.0 * shortest)
@@ -70,8 +80,8 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     def law(values: dict[str, float], correction: Correction | None = None) -> OperatorEfficiency:
         own = {"bandwidth", "flops", "softness", "fixed"}
         return OperatorEfficiency(
-            bandwidth=_round(values["bandwidth"]), flops=_round(values["flops"]), fixed=_round(values["fixed"]),
-            knee=_round(knee(values["softness"])), provenance="calibrated", source=source,
+            bandwidth=_round(values["bandwidth"]), flops=_round(values.get("flops", 1.0)),
+            fixed=_round(values["fixed"]), knee=_round(knee(values.get("softness", 0.0))), provenance="calibrated", source=source,
             terms={name: _round(value) for name, value in values.items() if name not in own}, correction=correction,
         )  # fmt: skip
 
@@ -84,14 +94,12 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     corrected = law(values, correction)
     what = "held-out shapes" if test.any() else "the fitted rows"
     where = cold & test if test.any() else cold
-    counts = f"{len(rows)} rows fitted or held out; {sound.cached} perhaps cached and {sound.impossible} faster than"
     errors = {
         what: describe(corrected, hardware, rows.where(where)),
         "without correction": describe(plain, hardware, rows.where(where)),
         "rows": f"{int((~test).sum())} fitted, {int(where.sum())} in the error; {sound.cached} perhaps cached and"
         f" {sound.impossible} beyond the memory's bandwidth left out",
     }
-    del counts
     return corrected.model_copy(update={"errors": errors})
 
 

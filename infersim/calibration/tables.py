@@ -5,7 +5,11 @@ Columns are those of ai-dynamo/aiconfigurator's tables, so that what its collect
     gemm                 gemm_dtype, m, n, k
     context attention    kv_cache_dtype, batch_size, isl, num_heads, num_key_value_heads, head_dim[, window_size]
     generation attention the same, isl 1 and step, the number of keys before
-    all                  latency_us; and if there are several: system, backend, version
+    MLA                  mla_dtype, kv_cache_dtype, num_heads, batch_size, isl, step
+    mixture of experts   moe_dtype, num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size, moe_ep_size,
+                         distribution (only balanced ones are used)
+    collectives          nccl_dtype and op_name, or allreduce_dtype; num_gpus, bytes
+    all                  latency_us; and if there are several: system, backend, version, kernel_source
 
 A CSV or Parquet file, or a folder of such files.
 """
@@ -87,7 +91,8 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
         return
     if "system" in columns:
         frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
-    frame = frame[~frame.get("kernel_source", pd.Series("", frame.index)).astype(str).str.contains("triton_attn|fa4")]
+    source = frame.get("kernel_source", pd.Series("", frame.index)).astype(str)
+    frame = frame[~source.str.contains(NOT_DEFAULT)]
     bad = next((c for c in frame.select_dtypes("number") if not np.isfinite(frame[c]).all()), None)
     if bad or (frame.latency_us <= 0).any():
         raise InputError(f"{file}: {bad or 'latency_us'} must be a number{'' if bad else ' above 0'} in every row")
@@ -96,12 +101,21 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
         software = " ".join(map(str, key))
         for operator_class, dtype, shape, rows in reader(part):
             if len(rows) and (operator_class, dtype, software) not in BROKEN:
+                if (hardware.name, operator_class) in ONLY_PAIRS:
+                    pairs = shape["ranks"] == 2
+                    shape, rows = _select(shape, pairs), rows[pairs]
                 values = {name: np.asarray(column, dtype=float) for name, column in shape.items()}
                 yield Rows(operator_class, dtype, software, values, rows.latency_us.to_numpy(float) * 1e-6)
 
 
-# Timed without CUDA graphs: 57 us at least on Hopper, 159 on B200, 291 on L40S.
-BROKEN = {("gemm", "fp8_block", "vllm 0.24.0")}
+# Kernels that an engine does not take by itself, and collectives outside of CUDA graphs.
+NOT_DEFAULT = "triton_attn|fa4|eager"
+# Timed without CUDA graphs: no GEMM under 57 us on Hopper, 159 on B200, 291 on L40S; no MLA kernel under 100 us.
+BROKEN = {("gemm", "fp8_block", "vllm 0.24.0")} | {
+    (kind, dtype, "vllm 0.14.0") for kind in ("mla_prefill", "mla_decode") for dtype in ("bf16", "fp8")
+}
+ONLY_PAIRS = {("l40s", kind) for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")}
+"""a broken PCIe path between more of them"""
 
 
 def _by_dtype(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -132,6 +146,50 @@ def _attention(frame: pd.DataFrame) -> Iterator:
         yield "attention_prefill", dtype, _select(shape | work, prefill), part[prefill]
 
 
+def _latent(frame: pd.DataFrame) -> Iterator:
+    """DeepSeek's MLA: heads of 128 + 64 and values of 128, over a latent of 512 + 64 that all heads share."""
+    for dtype, part in _by_dtype(frame, "kv_cache_dtype"):
+        heads, sequences, new, before = part.num_heads, part.batch_size, part.isl, part.step
+        ones = pd.Series(1, part.index)
+        shape = {"heads": heads, "sequences": sequences, "window": 0 * ones}
+        decode = (new == 1) & (before > 0)
+        keys = sequences * (before + 1)
+        work = {"kv_heads": ones, "head_dim": 576 * ones, "queries": sequences, "keys": keys, "pairs": keys,
+                "tiles": sequences}  # fmt: skip
+        yield "mla_decode", dtype, _select(shape | work, decode), part[decode]
+        prefill = before == 0
+        work = {"kv_heads": heads, "head_dim": 192 * ones, "queries": sequences * new, "keys": sequences * new,
+                "pairs": sequences * new * (new + 1) / 2, "tiles": sequences * np.ceil(new / 128)}  # fmt: skip
+        yield "mla_prefill", dtype, _select(shape | work, prefill), part[prefill]
+
+
+def _experts(frame: pd.DataFrame) -> Iterator:
+    """Balanced routing: as many experts are touched as can be, equally. Experts without a gate are another kernel."""
+    frame = frame[(frame.distribution.astype(str) == "balanced") & ~frame.inter_size.isin(UNGATED)]
+    for dtype, part in _by_dtype(frame, "moe_dtype"):
+        held = part.num_experts / part.moe_ep_size
+        routed = part.num_tokens * part.topk / part.moe_ep_size
+        touched = np.clip(routed, 1, held)
+        yield "moe", dtype, {"tokens": part.num_tokens, "hidden": part.hidden_size,
+                             "inter": part.inter_size / part.moe_tp_size, "held": held, "routed": routed,
+                             "touched": touched, "chosen": part.num_tokens * part.topk}, part  # fmt: skip
+
+
+UNGATED = (1856, 2688)
+"""intermediate sizes of Nemotron's experts, which have no gate"""
+
+
+def _nccl(frame: pd.DataFrame) -> Iterator:
+    for (kind, dtype), part in frame.groupby([frame.op_name.astype(str), frame.nccl_dtype.astype(str)]):
+        if dtype == "half":
+            yield {"alltoall": "all_to_all"}.get(kind, kind), "bf16", {"ranks": part.num_gpus, "size": part.bytes}, part
+
+
+def _all_reduce(frame: pd.DataFrame) -> Iterator:
+    for dtype, part in _by_dtype(frame, "allreduce_dtype"):
+        yield "all_reduce", dtype, {"ranks": part.num_gpus, "size": part.bytes}, part
+
+
 def _select(shape: dict, mask: pd.Series) -> dict:
     return {name: column[mask] for name, column in shape.items()}
 
@@ -139,4 +197,9 @@ def _select(shape: dict, mask: pd.Series) -> dict:
 READERS = {
     "latency_us gemm_dtype m n k": _gemm,
     "latency_us kv_cache_dtype batch_size isl num_heads num_key_value_heads head_dim step": _attention,
+    "latency_us mla_dtype kv_cache_dtype batch_size isl num_heads step": _latent,
+    "latency_us moe_dtype num_tokens hidden_size inter_size topk num_experts moe_tp_size moe_ep_size distribution":
+        _experts,
+    "latency_us nccl_dtype op_name num_gpus bytes": _nccl,
+    "latency_us allreduce_dtype num_gpus bytes": _all_reduce,
 }

@@ -29,8 +29,19 @@ TERMS = {
         "narrow_head": "exponent by which the rate falls with the head dimension, below 128",
     },
     "attention_decode": {"sequence_time": "seconds per sequence and key head"},
-    "collective": {"hop": "seconds per rank beyond two, and phase"},
+    "moe": {"elsewhere": "share of the traffic of a token's choices that other ranks' experts get, which moves here too"},
+    "all_reduce": {
+        "library_fixed": "seconds before the first byte where NCCL does it",
+        "library_bandwidth": "share of the link's bandwidth that NCCL reaches",
+        "hop": "seconds per rank beyond two where NCCL does it",
+    },
+    "all_gather": {
+        "hop": "seconds per rank beyond two",
+        "quick_bandwidth": "share of the link's bandwidth of NCCL's low-latency protocols",
+        "bulk_fixed": "seconds before the first byte of its simple protocol, which reaches `bandwidth`",
+    },
 }
+TERMS |= {"reduce_scatter": TERMS["all_gather"], "all_to_all": TERMS["all_gather"]}
 TERMS |= {"mla_prefill": TERMS["attention_prefill"], "mla_decode": TERMS["attention_decode"]}
 
 # Heights and widths of the output tiles that GEMM kernels of cuBLAS and CUTLASS have, and ways to split K.
@@ -136,3 +147,61 @@ def attention_coordinates(phase: str, hardware: Hardware, queries, pairs, heads,
     work = queries * heads / (hardware.num_sms or 1) if phase == "prefill" else queries * kv_heads
     return {"work": log2(work), "keys": log2(pairs / queries), "head_dim": log2(head_dim),
             "group": log2(heads / kv_heads)}  # fmt: skip
+
+
+CUSTOM_BYTES = 8 * 2**20
+"""messages from this size on go through NCCL (vLLM CustomAllreduce.max_size)"""
+
+
+def all_reduce(shares: OperatorEfficiency, hardware: Hardware, ranks, size) -> np.ndarray:
+    """Seconds of summing `size` bytes over the ranks of one node, and leaving the sum on each.
+
+    vLLM's own kernel: every rank reads all of the others' (one shot), or its part of theirs and then their sums (two
+    shots, two synchronisations), over links that join all, or between two devices. Else NCCL.
+    """
+    n, size = np.broadcast_arrays(np.asarray(ranks, dtype=float), np.asarray(size, dtype=float))
+    link, ring = link_bandwidth(hardware, n), 2.0 * (n - 1.0) / n
+    one = shares.fixed + (n - 1.0) * size / (shares.bandwidth * link)
+    two = 2.0 * shares.fixed + ring * size / (shares.bandwidth * link)
+    terms = shares.terms
+    library = terms["library_fixed"] + terms["hop"] * (n - 2.0) + ring * size / (terms["library_bandwidth"] * link)
+    own = (size < CUSTOM_BYTES) & ((n <= hardware.link.domain_size) | (n == 2))
+    return np.where(own, np.minimum(one, two), library)
+
+
+def exchange(shares: OperatorEfficiency, hardware: Hardware, ranks, size) -> np.ndarray:
+    """Seconds of an all-gather, reduce-scatter or all-to-all of `size` bytes per rank: each sends (n - 1) / n of it.
+
+    NCCL takes the quicker of its protocols: low latency (flags beside the data), or simple, for bulk.
+    """
+    n, terms = np.asarray(ranks, dtype=float), shares.terms
+    seconds = (n - 1.0) / n * size / link_bandwidth(hardware, n)  # at the link's own rate
+    quick = shares.fixed + seconds / terms["quick_bandwidth"]
+    bulk = terms["bulk_fixed"] + seconds / shares.bandwidth
+    return terms["hop"] * (n - 2.0) + np.minimum(quick, bulk)
+
+
+def link_bandwidth(hardware: Hardware, ranks) -> np.ndarray:
+    """Bytes per second and direction between so many devices of a node: over the link if it joins them, else PCIe."""
+    outside = hardware.pcie_bandwidth or hardware.link.bandwidth
+    return np.where(np.asarray(ranks) <= hardware.link.domain_size, hardware.link.bandwidth, outside)
+
+
+def collective_coordinates(ranks, size) -> dict[str, np.ndarray]:
+    """Where a collective stands in its class's correction."""
+    return {"size": log2(size), "ranks": log2(ranks)}
+
+
+TILE = 16
+"""tokens that an expert's kernel computes at least"""
+
+
+def expert_tokens(routed, touched) -> np.ndarray:
+    """Tokens that the kernels of the touched experts compute: each one's are filled up to whole tiles."""
+    return np.maximum(routed + touched * TILE / 2, touched * TILE)
+
+
+def moe_coordinates(routed, touched, hidden, inter) -> dict[str, np.ndarray]:
+    """Where fused experts stand in their class's correction."""
+    return {"tokens": log2(np.maximum(routed / touched, 1 / 64)), "experts": log2(touched), "hidden": log2(hidden),
+            "inter": log2(inter)}  # fmt: skip
