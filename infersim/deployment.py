@@ -35,14 +35,14 @@ class Deployment:
         """A state.KNOBS record; max_concurrency is the client's limit, 0 for none."""
         engine = self.engine
         return make_knobs(
-            block_size=engine.block_size,
+            block_size=self.memory.block_size,
             num_gpu_blocks=self.memory.num_gpu_blocks,
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             max_model_len=engine.max_model_len,
             long_prefill_token_threshold=engine.long_prefill_token_threshold,
             watermark_blocks=int(engine.watermark * self.memory.num_gpu_blocks),
-            steps_in_flight=2 if engine.async_scheduling else 1,
+            steps_in_flight=max(2 if engine.async_scheduling else 1, self.parallelism.pipeline),
             max_concurrency=max_concurrency,
             num_kv_groups=len(self.memory.kv_groups),
             kv_window=[group.window for group in self.memory.kv_groups],

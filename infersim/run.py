@@ -27,6 +27,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     """
     check_warmup(scenario)
     kinds = deployments_of(scenario)
+    _check_ranks(kinds)
     specs = [ReplicaSpec(deployment.knobs(), deployment.step_cost()) for deployment, _, _ in kinds]
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
@@ -41,6 +42,15 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
         if results[-1].interrupted:
             break
     return results
+
+
+def _check_ranks(kinds: list[tuple[Deployment, int, float]]) -> None:
+    ranks = sorted({deployment.parallelism.attention_data for deployment, _, _ in kinds})
+    if len(ranks) > 1:
+        raise InputError(
+            "cluster.kinds: parallelism.attention_data must be the same for all kinds of replicas"
+            f" (got {' and '.join(map(str, ranks))})"
+        )
 
 
 def is_drawn(workload: Workload) -> bool:
@@ -68,6 +78,7 @@ def _simulate(
     counts = [count for _, count, _ in kinds]
     fleet = Fleet(
         [spec for spec, count in zip(specs, counts, strict=True) for _ in range(count)],
+        ranks=kinds[0][0].parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
     )
     served = serve(

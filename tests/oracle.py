@@ -78,7 +78,8 @@ class Sums:
     """What a step's price may depend on. scheduled: (s, n) per sequence, n new tokens after s computed ones.
 
     A sequence with n = 1 decodes, one with n > 1 prefills. The new token at position p (from 0) sees min(p + 1, window)
-    keys, itself included; window 0 is full attention. query_tiles: tiles of 128 queries, rounded up per prefill.
+    keys, itself included; window 0 is full attention, -c that of chunks of c keys. query_tiles: tiles of 128 queries,
+    rounded up per prefill.
     """
 
     def __init__(self, scheduled: list[tuple[int, int]]):
@@ -105,6 +106,8 @@ class Sums:
 
 
 def visible_keys(position: int, window: int) -> int:
+    if window < 0:  # the keys of its chunk
+        return position % -window + 1
     return min(position + 1, window) if window else position + 1
 
 

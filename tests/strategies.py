@@ -108,7 +108,7 @@ def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool
     head[:, draw(resource)] = draw(ticks) * TICK * np.arange(max_num_seqs + 1)
     attention = np.zeros(draw(st.integers(1, 4)), ATTENTION_PRICE)
     for kind in attention:
-        kind["window"] = draw(st.sampled_from([0, 0, 1, 4, 16]))
+        kind["window"] = draw(st.sampled_from([0, 0, 1, 4, 16, -3, -8]))
         for name in ATTENTION_PRICE.names:
             if name.endswith("_softness"):
                 kind[name] = draw(st.sampled_from([0, 1]) if exact else st.floats(0, 1))

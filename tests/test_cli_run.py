@@ -140,7 +140,7 @@ def test_replications_show_intervals(scenario):
     assert "3 of 3 replications" in outcome.stdout
 
 
-@pytest.mark.parametrize("name", names("scenarios"))
+@pytest.mark.parametrize("name", [name for name in names("scenarios") if not name.startswith("plan-")])
 def test_every_packaged_scenario_runs(name):
     outcome = invoke("run", name, "--json", "--set", "workload.num_requests=50")
     assert outcome.exit_code in (0, 1), outcome.stderr

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
-from infersim.cost.operators import Operator, forward_pass
+from infersim.cost.operator import Operator
+from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import compile_step_cost
 from infersim.engine.state import QUERY_TILE
@@ -120,7 +121,7 @@ def test_bf16_attention(system, phase):
 def test_layers_of_vllm(card, profile):
     """Matrices and whole layers of Llama-3.1-8B under vLLM 0.19 (LLMServingSim)."""
     hardware = load_hardware(profile)
-    operators = {op.name: op for op in forward_pass(load_model("Llama-3.1-8B"), Precision())}
+    operators = {op.name: op for op in forward_pass(load_model("Llama-3.1-8B"), hardware, Precision())}
     table = read_csv("vllm019_dense_us.csv", hardware=card, model="Llama-3.1-8B", tp=1)
     layer = {}
     for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
@@ -142,7 +143,7 @@ def test_layers_of_vllm(card, profile):
 @pytest.mark.parametrize(("card", "profile"), [("RTX4090", "rtx-4090"), ("RTXPRO6000", "rtx-pro-6000")])
 def test_attention_of_vllm(card, profile):
     hardware = load_hardware(profile)
-    operators = {op.name: op for op in forward_pass(load_model("Llama-3.1-8B"), Precision())}
+    operators = {op.name: op for op in forward_pass(load_model("Llama-3.1-8B"), hardware, Precision())}
     table = read_csv("vllm019_attention_us.csv", hardware=card, model="Llama-3.1-8B", tp=1)
     chunk, before, decodes, keys, measured = (
         table[key].astype(float) for key in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")

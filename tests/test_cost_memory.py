@@ -19,6 +19,7 @@ def waterfall(model, hardware, tensor=1, preset="vllm-0.19", precision=None, **e
     return memory_waterfall(model, hardware, precision or Precision(), Parallelism(tensor=tensor), knobs)
 
 
+H100 = load_hardware("h100-sxm")
 BUDGET_2048 = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 2048, "max_num_seqs": 256}
 RTX_4090 = {**BUDGET_2048, "max_model_len": 32768}
 
@@ -76,7 +77,7 @@ def test_weights_of_one_rank_are_the_models(name):
     padding = (-model.vocab_size % 64) * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     attention = model.layers[0].attention
     rotary = model.max_position_embeddings * attention.head_dim * attention.rope
-    assert weight_bytes(model, Precision()) == 2 * (model.num_params + padding + rotary)
+    assert weight_bytes(model, H100, Precision(), Parallelism()) == 2 * (model.num_params + padding + rotary)
 
 
 def test_weights_of_ranks():
@@ -84,7 +85,8 @@ def test_weights_of_ranks():
     model = load_model("Llama-3.1-70B")
     norms = 161 * model.hidden_size
     copied = 7 * 2 * (norms + model.max_position_embeddings * 128)
-    assert weight_bytes(model, Precision(), 8) * 8 - weight_bytes(model, Precision()) == pytest.approx(copied, rel=1e-3)
+    one, rank = (weight_bytes(model, H100, Precision(), Parallelism(tensor=n)) for n in (1, 8))
+    assert rank * 8 - one == pytest.approx(copied, rel=1e-3)
 
 
 def test_a_fp8_cache_holds_twice_the_blocks():

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sums
-from infersim.cost.operators import evaluate, forward_pass
+from infersim.cost.operator import evaluate
+from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import capture_sizes, compile_step_cost, padded_tokens, provenance
 from infersim.engine.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
@@ -20,10 +21,12 @@ from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
 
-def deployment(model, hardware, tensor=1, preset="vllm-0.19", **engine):
+def deployment(model, hardware, parallelism=1, preset="vllm-0.19", precision=None, **engine):
     model, hardware = load_model(model), load_hardware(hardware)
     knobs = resolve(Engine(preset=preset, **engine), hardware, model.max_position_embeddings)
-    return model, hardware, Precision(), Parallelism(tensor=tensor), knobs
+    if not isinstance(parallelism, Parallelism):
+        parallelism = Parallelism(tensor=parallelism)
+    return model, hardware, precision or Precision(), parallelism, knobs
 
 
 def batch_sums(batch, window):
@@ -33,7 +36,10 @@ def batch_sums(batch, window):
     for start, n in batch:
         visible = np.arange(start + 1, start + n + 1)  # keys that each query sees
         first = np.arange(start, start + n) * 0
-        if window:
+        if window < 0:
+            first = np.arange(start, start + n) // -window * -window
+            visible = np.arange(start + 1, start + n + 1) - first
+        if window > 0:
             first = np.maximum(np.arange(start, start + n) - window + 1, 0)
             visible = np.minimum(visible, window)
         if n == 1:
@@ -61,7 +67,7 @@ def random_batches(count, seed, most_tokens, most_sequences):
         yield batch
 
 
-def summed_operators(speeds, padded, sums_by_window):
+def summed_operators(speeds, padded, sums_by_window, ranks=1):
     """Seconds of a step, operator by operator: count x (fixed + soft maximum of bytes and FLOPs)."""
     total = 0.0
     for operator, speed, extra in speeds:
@@ -69,12 +75,18 @@ def summed_operators(speeds, padded, sums_by_window):
         if not sums[operator.per]:
             continue
         if operator.per == "tokens":
-            sums["tokens"] = padded
+            sums["tokens"] = padded * (ranks if operator.shared else 1)  # all ranks have as many
             if padded <= 512:
                 extra = 0.0
-        moved = sum(evaluate(a, sums) for a in (operator.weights, operator.kv, operator.activations, operator.wire))
+        if speed.collective:
+            size = evaluate(operator.message, sums)
+            total += operator.count * min(fixed + per_byte * size for fixed, per_byte in speed.collective.lines)
+            continue
+        sums = operator.routed(sums)
+        moved = sum(evaluate(a, sums) for a in (operator.weights, operator.kv, operator.activations))
         a, b = moved * speed.per_byte, evaluate(operator.flops, sums) * speed.per_flop
-        if operator.per == "prefill_tokens":
+        b += evaluate(operator.unpack, sums) * speed.per_unpacked
+        if operator.per == "prefill_tokens" and speed.tile_keys:
             beyond = operator.flops["prefill_pairs"] * QUERY_TILE * speed.tile_keys * sums["query_tiles"]
             b += beyond * speed.per_flop
         soft = (a + b + math.sqrt((a - b) ** 2 + 4 * speed.softness * a * b)) / 2
@@ -88,7 +100,10 @@ def price(cost, batch, sums_by_window):
     def soft(a, b, s):
         return (a + b + math.sqrt((a - b) ** 2 + 4 * s * a * b)) / 2
 
-    total = cost.linear[sum(n for _, n in batch)].sum() + cost.head[len(batch)].sum()
+    tokens = sum(n for _, n in batch)
+    total = cost.linear[tokens].sum() + cost.head[len(batch)].sum()
+    if cost.shared is not None:
+        total += cost.shared[tokens].sum()
     for row in cost.attention:
         s = sums_by_window[int(row["window"])]
         if s["decodes"]:
@@ -102,25 +117,43 @@ def price(cost, batch, sums_by_window):
     return total
 
 
-@pytest.mark.parametrize(
-    ("model", "hardware", "tensor", "count"),
-    [("Llama-3.1-8B", "h100-sxm", 1, 4000), ("Gemma-3-4B", "l40s", 2, 3000), ("Gemma-2-9B", "a100-sxm-80gb", 1, 3000)],
-)
-def test_tables_agree_with_summing_the_operators(model, hardware, tensor, count):
-    """10,000 random mixed batches, with windows and with tensor parallelism, to 0.5 %."""
-    deployed = deployment(model, hardware, tensor, max_num_batched_tokens=2048, max_num_seqs=256)
-    model, hardware, precision, _, engine = deployed
+WIDE = Parallelism(tensor=2, expert=2)
+RANKS = Parallelism(attention_data=4, expert=4)
+DEPLOYED = [
+    ("Llama-3.1-8B", "h100-sxm", 1, None, 2000),
+    ("Gemma-3-4B", "l40s", 2, None, 1000),
+    ("Gemma-2-9B", "a100-sxm-80gb", 1, None, 1000),
+    ("Llama-3.1-8B", "a100-sxm-80gb", 1, Precision(weights="int4"), 500),
+    ("Llama-3.1-8B", "b200-sxm", 1, Precision(weights="nvfp4", kv_cache="fp8"), 500),
+    ("Mixtral-8x7B", "h100-sxm", WIDE, None, 1000),
+    ("Qwen3-30B-A3B", "h100-sxm", RANKS, Precision(weights="fp8_block"), 1000),
+    ("gpt-oss-20b", "h100-sxm", Parallelism(expert_skew=0.7), None, 500),
+    ("DeepSeek-V3", "h200-sxm", 8, None, 1000),
+    ("DeepSeek-V3.2", "h200-sxm", 8, None, 500),
+    ("Qwen3-Next-80B-A3B", "h100-sxm", 4, None, 1000),
+    ("Llama-4-Scout", "h200-sxm", 8, None, 500),
+    ("t5-base", "h100-sxm", 1, None, 500),
+]
+
+
+@pytest.mark.parametrize(("model", "hardware", "parallelism", "precision", "count"), DEPLOYED)
+def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, precision, count):
+    """10,000 random mixed batches, of all architectures, formats and kinds of parallelism, to 0.5 %."""
+    knobs = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
+    deployed = deployment(model, hardware, parallelism, precision=precision, **knobs)
+    model, hardware, precision, parallelism, engine = deployed
     cost = compile_step_cost(*deployed)
     outside = provenance(*deployed[:4])[-1]["fixed"]
     speeds = [
-        (op, rate(hardware, op, tensor), 0.0 if op.wire or op.per not in ("tokens", "sequences") else outside)
-        for op in forward_pass(model, precision, tensor)
+        (op, rate(hardware, op), 0.0 if op.message or op.per not in ("tokens", "sequences") else outside)
+        for op in forward_pass(model, hardware, precision, parallelism)
     ]
     padded = padded_tokens(engine)[0]
-    windows = {layer.attention.window for layer in model.layers} | {0}
+    windows = {op.window for op, _, _ in speeds} | {0}
+    ranks = parallelism.attention_data
     for batch in random_batches(count, 1, engine.max_num_batched_tokens, engine.max_num_seqs):
         sums = {window: batch_sums(batch, window) for window in windows}
-        direct = summed_operators(speeds, int(padded[sums[0]["tokens"]]), sums)
+        direct = summed_operators(speeds, int(padded[sums[0]["tokens"]]), sums, ranks)
         assert price(cost, batch, sums) == pytest.approx(direct, rel=0.005)
 
 
@@ -128,8 +161,8 @@ def test_the_parts_are_the_whole():
     """The split of an operator adds up to its time, whichever side binds."""
     model, hardware, precision, _, _ = deployment("Llama-3.1-70B", "h100-sxm", 4)
     sums = batch_sums([(0, 700), (3000, 1), (10, 1)], 0)
-    for operator in forward_pass(model, precision, 4):
-        speed, split = rate(hardware, operator, 4), zero_split(1)
+    for operator in forward_pass(model, hardware, precision, Parallelism(tensor=4)):
+        speed, split = rate(hardware, operator), zero_split(1)
         add_time(split, operator, speed, sums)
         assert split.sum() == pytest.approx(summed_operators([(operator, speed, 0.0)], 702, {operator.window: sums}))
         assert (split >= 0).all()
@@ -219,16 +252,23 @@ def test_capture_sizes(preset, most, sizes, last):
 
 
 @pytest.mark.parametrize(
-    ("model", "hardware", "tensor"), [("Llama-3.1-405B", "b200-sxm", 8), ("Gemma-3-27B", "b200-sxm", 2)]
+    ("model", "hardware", "tensor"),
+    [
+        ("Llama-3.1-405B", "b200-sxm", 8),
+        ("Gemma-3-27B", "b200-sxm", 2),
+        ("DeepSeek-V3.2", "b200-sxm", 8),
+        ("Qwen3-Next-80B-A3B", "b200-sxm", 4),
+        ("MiMo-V2-Flash", "b200-sxm", 4),
+    ],
 )
 def test_compiles_in_50_ms(model, hardware, tensor):
     deployed = deployment(model, hardware, tensor, "vllm-0.33")
     assert deployed[-1].max_num_batched_tokens == 16384
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         compile_step_cost(*deployed)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 0.05
 
 

@@ -31,7 +31,7 @@ ALLOWED = {
     "cluster": {"spec", "engine", "workload"},
     "metrics": {"spec", "engine", "cost"},
     "explain": {"spec", "models", "engine", "cost", "metrics"},
-    "planning": {"spec", "models", "cost", "engine", "metrics", "explain"},  # and run
+    "planning": {"spec", "models", "cost", "engine", "workload", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
     "reproduce": ROOMS - {"cli"},
     "cli": ROOMS,

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from . import compare, reproduce, run, show, sweep
+from . import compare, plan, reproduce, run, show, sweep
 
 app = typer.Typer(
     help="How will this LLM deployment behave? A discrete-event simulator of inference serving.",
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("plan")(plan.plan)
 app.command("sweep")(sweep.sweep)
 app.add_typer(show.app, name="show")
 app.command("reproduce")(reproduce.reproduce)

@@ -204,7 +204,7 @@ def workloads(as_json: Json = False) -> None:
 @app.command("scenarios")
 @guarded
 def scenarios(as_json: Json = False) -> None:
-    """The scenarios that `infersim run` knows by name."""
+    """The scenarios that `infersim run` knows by name, and plan-*, the plans of `infersim plan`."""
     _list_folder("scenarios", as_json)
 
 

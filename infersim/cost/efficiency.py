@@ -198,6 +198,19 @@ TILE_KEYS_OTHER = 242.0  # the rows of FLASH_2
 RING_HOP = 1.6e-6
 
 
+# Classes of operators without published figures of their own take those of the class that is most like them, and the
+# fixed time of so many of its kernels (vLLM's fused_experts: sorting tokens, two grouped GEMMs, activation, sum).
+LIKE = {
+    "moe": ("gemm", 5),
+    "mla_prefill": ("attention_prefill", 1),
+    "mla_decode": ("attention_decode", 1),
+    "recurrent": ("attention_decode", 1),
+}
+
+
+QUANTISED_INPUTS = ("fp8", "fp8_block", "int8", "nvfp4")
+
+
 def _nearest(figures: dict, hardware: Hardware) -> str:
     """The device whose figure to take."""
     return next(name for name in (hardware.name, *GENERATIONS.get(hardware.generation, ()), *OTHER) if name in figures)
@@ -218,6 +231,15 @@ def efficiency(hardware: Hardware, operator_class: str, dtype: str) -> OperatorE
     own = hardware.efficiency
     if found := own.get(f"{operator_class}.{dtype}") or own.get(operator_class):
         return found
+    if operator_class in LIKE:
+        other, kernels = LIKE[operator_class]
+        base = efficiency(hardware, other, dtype)
+        source = f"as {other}{f' x {kernels} kernels' if kernels > 1 else ''}: {base.source}"
+        return base.model_copy(update={"fixed": kernels * base.fixed, "provenance": "assumed", "source": source})
+    if operator_class == "gemm" and dtype in QUANTISED_INPUTS:  # a kernel in front turns the inputs into the format
+        base = efficiency(hardware, "gemm", "bf16")
+        source = f"as bf16, twice its fixed time for quantising the inputs: {base.source}"
+        return base.model_copy(update={"fixed": 2 * base.fixed, "provenance": "assumed", "source": source})
     device = _nearest(FIGURES[operator_class], hardware)
     figures = FIGURES[operator_class][device]
     fixed = figures.fixed or Cited(launch(hardware).graph, launch(hardware).source)

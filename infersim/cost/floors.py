@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable
 from infersim.models.architecture import MLP, Attention, Layer, Model
 from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
+from infersim.spec.precision import FORMATS, Precision
 
-from .operators import Operator, Sums, evaluate, forward_pass
+from .formats import weight_format
+from .operator import Operator, Sums, evaluate
+from .operators import forward_pass
+from .roofline import peak_flops
 from .sharding import check_modelled
 
 SumsOf = Callable[[int], Sums]
@@ -20,7 +23,7 @@ SumsOf = Callable[[int], Sums]
 def decode_sums(context: int) -> SumsOf:
     """One sequence that makes a token and reads the keys and values of `context` earlier ones."""
     step = {"step": 1, "tokens": 1, "sequences": 1, "decodes": 1} | NO_PREFILL
-    return lambda window: step | {"decode_keys": min(context, window or context)}
+    return lambda window: step | {"decode_keys": context % -window if window < 0 else min(context, window or context)}
 
 
 def prefill_sums(prompt_tokens: int) -> SumsOf:
@@ -30,8 +33,12 @@ def prefill_sums(prompt_tokens: int) -> SumsOf:
     step |= NO_PREFILL | {"prefill_tokens": n}
 
     def sums(window: int) -> Sums:
-        inside = min(n, window or n)
-        return step | {"prefill_pairs": inside * (inside + 1) / 2 + (n - inside) * inside}
+        inside = min(n, abs(window) or n)
+        pairs = inside * (inside + 1) / 2
+        if window < 0:
+            chunks, rest = divmod(n, -window)
+            return step | {"prefill_pairs": chunks * window * (window - 1) / 2 + rest * (rest + 1) / 2}
+        return step | {"prefill_pairs": pairs + (n - inside) * inside}
 
     return sums
 
@@ -42,8 +49,9 @@ NO_PREFILL = {"prefill_tokens": 0, "prefill_keys": 0, "prefill_pairs": 0, "query
 def step_bytes(operators: Iterable[Operator], sums: SumsOf, weight_scale: float = 1.0) -> float:
     """Bytes of weights (times weight_scale) and of KV that a step has to move."""
     return sum(
-        op.count * (weight_scale * evaluate(op.weights, sums(op.window)) + evaluate(op.kv, sums(op.window)))
-        for op in operators
+        op.count * (weight_scale * evaluate(op.weights, of) + evaluate(op.kv, of))
+        for op, of in ((op, op.routed(sums(op.window))) for op in operators)
+        if of[op.per]
     )
 
 
@@ -51,7 +59,9 @@ def step_floor(operators: Iterable[Operator], hardware: Hardware, sums: SumsOf, 
     """Seconds that no device of this bandwidth and these rates can beat."""
     operators = list(operators)
     compute = sum(
-        op.count * evaluate(op.flops, sums(op.window)) / hardware.flops[op.dtype] for op in operators if op.flops
+        op.count * evaluate(op.flops, op.routed(sums(op.window))) / peak_flops(hardware, op)
+        for op in operators
+        if op.flops
     )
     return max(step_bytes(operators, sums, weight_scale) / hardware.memory_bandwidth, compute)
 
@@ -69,8 +79,8 @@ def floor_itl(
     weight_bits: bits that a weight takes, scales not counted, instead of what the precision says.
     """
     check_modelled(model, hardware, precision, parallelism)
-    scale = 1.0 if weight_bits is None else weight_bits / (8 * BYTES[precision.weights])
-    return step_floor(forward_pass(model, precision, parallelism.tensor), hardware, decode_sums(context), scale)
+    scale = 1.0 if weight_bits is None else weight_bits / FORMATS[weight_format(model, precision)].bits
+    return step_floor(forward_pass(model, hardware, precision, parallelism), hardware, decode_sums(context), scale)
 
 
 def floor_ttft(
@@ -78,7 +88,7 @@ def floor_ttft(
 ) -> float:
     """Seconds to the first token of a prompt alone on the device."""
     check_modelled(model, hardware, precision, parallelism)
-    return step_floor(forward_pass(model, precision, parallelism.tensor), hardware, prefill_sums(prompt_tokens))
+    return step_floor(forward_pass(model, hardware, precision, parallelism), hardware, prefill_sums(prompt_tokens))
 
 
 def reference_70b() -> Model:

@@ -10,14 +10,16 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from infersim.models.architecture import Layer, Model
+from infersim.models.architecture import Attention, Layer, Model, MoE
 from infersim.spec.engine import ResolvedEngine
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import BYTES, Precision
 
-from .sharding import check_modelled, joined, problems, rank_layer
+from .collectives import joined
+from .formats import Kernel, kernels, matrix_bytes
+from .sharding import check_modelled, pipeline_stages, problems, rank_layer
 from .steptime import capture_sizes
 
 GIB = 2.0**30
@@ -47,7 +49,7 @@ class KVGroup:
     """Layers that share block tables: `tables` tables of one kind, each for Memory.layers_per_table layers."""
 
     window: int
-    """keys that a layer keeps, 0: all"""
+    """keys that a layer keeps, 0: all, 1: a state in their stead"""
     tables: int
 
 
@@ -73,6 +75,8 @@ class Memory:
     """vLLM's count, the null block included"""
     kv_bytes_per_token: float
     """on this GPU, windows not applied"""
+    state_bytes: float
+    """of one sequence on this GPU, however long it is (linear attention)"""
     kv_groups: tuple[KVGroup, ...]
     layers_per_table: int
     max_concurrency: float
@@ -120,21 +124,42 @@ def _longest(
 def _waterfall(
     model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
 ) -> Memory:
+    """Of the pipeline stage that has the fewest blocks: vLLM gives all stages as many."""
+    stages = [
+        _stage(model, hardware, precision, parallelism, engine, first, last)
+        for first, last in pipeline_stages(model.num_layers, parallelism.pipeline)
+    ]
+    return min(stages, key=lambda memory: (memory.num_gpu_blocks, -memory.weights_bytes))
+
+
+def _stage(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine,
+    first: int, last: int,
+) -> Memory:  # fmt: skip
+    """The waterfall of a GPU that holds layers first .. last - 1."""
     tensor = parallelism.tensor
     usable = math.ceil(hardware.memory_usable * engine.gpu_memory_utilization)
-    weights = weight_bytes(model, precision, tensor)
-    activations = activation_terms(model, precision, tensor, engine)
+    weights = weight_bytes(model, hardware, precision, parallelism, first, last)
+    activations = activation_terms(model, precision, parallelism, engine)
     graphs = _num_graphs(engine) * CUDA_GRAPH if engine.count_cuda_graph_memory else 0.0
     overhead = NON_TORCH
-    if tensor > 1:
+    if tensor > 1 or parallelism.attention_data > 1:
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     left = usable - weights - overhead - sum(activations.values()) - graphs
 
-    windows = Counter(layer.attention.window for layer in model.layers)
-    layers_per_table = min(windows.values())  # kv_cache_utils: one size for all, the smallest kind decides
-    groups = tuple(KVGroup(window, -(-layers // layers_per_table)) for window, layers in windows.items())
-    token_bytes = rank_layer(model.layers[0], tensor).attention.kv_elements_per_token * BYTES[precision.kv_cache]
-    block_bytes = token_bytes * engine.block_size * layers_per_table
+    layers = [rank_layer(layer, parallelism).attention for layer in model.layers[first:last]]
+    width = BYTES[precision.kv_cache]
+    kinds = Counter(_kept(attention) for attention in layers)
+    layers_per_table = min(kinds.values())  # kv_cache_utils: one size for all, the smallest kind decides
+    groups = tuple(KVGroup(window, -(-count // layers_per_table)) for window, count in kinds.items())
+    bytes_of = [a.kv_elements_per_token * width / parallelism.context + a.index_bytes_per_token for a in layers]
+    state = max(attention.state_bytes(BYTES[precision.activations]) for attention in layers)
+    token_bytes = max(bytes_of)
+    # a state takes one block of its layer: attention's blocks are made large enough (vLLM, HybridAttentionMambaModel)
+    block_size = engine.block_size
+    if state and token_bytes:
+        block_size *= max(1, math.ceil(state / (token_bytes * block_size)))
+    block_bytes = max(token_bytes * block_size, state) * layers_per_table
     blocks = engine.num_gpu_blocks_override or max(0, math.floor(left / block_bytes))
     return Memory(
         total_bytes=hardware.memory_usable,
@@ -145,35 +170,73 @@ def _waterfall(
         cuda_graph_bytes=graphs,
         overhead_bytes=overhead,
         kv_bytes=blocks * block_bytes,
-        block_size=engine.block_size,
+        block_size=block_size,
         block_bytes=block_bytes,
         num_gpu_blocks=blocks,
-        kv_bytes_per_token=token_bytes * model.num_layers,
+        kv_bytes_per_token=sum(bytes_of),
+        state_bytes=sum(attention.state_bytes(BYTES[precision.activations]) for attention in layers),
         kv_groups=groups,
         layers_per_table=layers_per_table,
-        max_concurrency=blocks / _blocks_of_longest(groups, engine),
+        max_concurrency=blocks / _blocks_of_longest(groups, block_size, engine),
     )
 
 
-def weight_bytes(model: Model, precision: Precision, tensor: int = 1) -> float:
-    """Bytes of the parameters on one rank, and of the rotary table beside them (vLLM's 14.99 GiB for Llama-3.1-8B).
+def _kept(attention: Attention) -> int:
+    """Keys that a layer keeps: 0 all, 1 a state in their stead; those of a chunk are held like those of a window."""
+    return 1 if attention.kind == "linear" else attention.window
+
+
+def weight_bytes(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, first: int = 0,
+    last: int | None = None,
+) -> float:  # fmt: skip
+    """Bytes of the parameters of layers first .. last - 1 on one rank, with what stands before the first and behind
+    the last, and of the rotary table beside them (vLLM's 14.99 GiB for Llama-3.1-8B).
 
     Embedding and LM head are cut by rows of the vocabulary, padded to a multiple of 64; everything that tensor
-    parallelism does not cut is whole on every rank.
+    parallelism does not cut is whole on every rank. Quantised matrices count with their scales, all else in 16 bits.
     """
+    tensor, last = parallelism.tensor, model.num_layers if last is None else last
+    chosen, plain = kernels(model, hardware, precision), BYTES[precision.activations]
     width = model.embedding_size or model.hidden_size
     rows = math.ceil(model.vocab_size / math.lcm(VOCAB_PADDING, tensor)) * math.lcm(VOCAB_PADDING, tensor) // tensor
     positions = model.embedding_params - model.vocab_size * width
     head = model.lm_head_params - model.vocab_size * width if model.lm_head_params else 0  # its bias, if any
-    matrices = rows * width * (2 if model.lm_head_params else 1) + positions + head // tensor
-    layers = Counter(model.layers).items()
-    params = matrices + sum(rank_layer(layer, tensor).num_params(model.hidden_size) * n for layer, n in layers)
+    has_first, has_last = first == 0, last == model.num_layers
+    params = (rows * width + positions) * has_first if model.embedding_params else 0
+    if has_last:
+        tied_elsewhere = not model.lm_head_params and not has_first  # a tied table is on the first and the last stage
+        params += rows * width * (bool(model.lm_head_params) or tied_elsewhere) + head // tensor + model.other_params
+    stack = model.layers[first:last] + (model.encoder_layers if has_first else ())
+    layers = Counter(stack).items()
     # cos and sin per position, half a head each, one table for all layers with rotary positions
-    rotary = {layer.attention.head_dim for layer, _ in layers if layer.attention.rope}
-    return (params + model.other_params + model.max_position_embeddings * sum(rotary)) * BYTES[precision.weights]
+    rotary = {a.qk_rope_head_dim or a.head_dim for a in (layer.attention for layer, _ in layers) if a.rope}
+    params += model.max_position_embeddings * sum(rotary)
+    matrices = sum(_layer_bytes(rank_layer(layer, parallelism), layer, model, chosen, plain) * n for layer, n in layers)
+    return params * plain + matrices
 
 
-def activation_terms(model: Model, precision: Precision, tensor: int, engine: ResolvedEngine) -> dict[str, float]:
+def _layer_bytes(layer: Layer, whole: Layer, model: Model, chosen: dict[str, Kernel], plain: float) -> float:
+    """Bytes of one rank's part of a layer."""
+    h, attention = model.hidden_size, layer.attention
+    size = (layer.norm_params + attention.vector_params) * plain
+    for part in (attention, layer.cross_attention):
+        for linear in part.linears(h) if part else ():
+            # vLLM keeps MLA's absorbed matrices in 16 bits
+            kept = linear.name.startswith("index_") or linear.name == "kv_b_proj"
+            size += matrix_bytes(linear, chosen["other" if kept else "attention"], plain)
+    if not isinstance(layer.mlp, MoE):
+        return size + sum(matrix_bytes(linear, chosen["mlp"], plain) for linear in layer.mlp.linears(h))
+    moe = layer.mlp
+    size += whole.mlp.router(h).num_params * plain + h * moe.shared_gate * plain
+    size += moe.num_experts * sum(matrix_bytes(linear, chosen["experts"], plain) for linear in moe.expert.linears(h))
+    shared = moe.shared.linears(h) if moe.shared else ()
+    return size + sum(matrix_bytes(linear, chosen["shared"], plain) for linear in shared)
+
+
+def activation_terms(
+    model: Model, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> dict[str, float]:
     """Bytes alive at the peak of vLLM's profile run (gpu_model_runner.profile_run), by name.
 
     It runs the model on max_num_batched_tokens, then, with the hidden states still alive, the sampler on max_num_seqs
@@ -181,20 +244,30 @@ def activation_terms(model: Model, precision: Precision, tensor: int, engine: Re
     """
     width, tokens = BYTES[precision.activations], engine.max_num_batched_tokens
     hidden = {"hidden states": tokens * model.hidden_size * width}
-    layer = max((_layer_terms(rank_layer(layer, tensor), model.hidden_size) for layer in dict.fromkeys(model.layers)),
-                key=lambda terms: sum(terms.values()))  # fmt: skip
+    layers = [rank_layer(layer, parallelism) for layer in dict.fromkeys(model.layers)]
+    layer = max((_layer_terms(layer, model.hidden_size) for layer in layers), key=lambda terms: sum(terms.values()))
     forward = hidden | {name: tokens * elements * width for name, elements in layer.items()}
     logits = min(engine.max_num_seqs, tokens) * model.vocab_size
     sampler = hidden | {"logits": logits * width} | {name: logits * size for name, size in SAMPLER.items()}
     return max(forward, sampler, key=lambda terms: sum(terms.values()))
 
 
-def _layer_terms(layer: Layer, h: int) -> dict[str, int]:
+def _layer_terms(layer: Layer, h: int) -> dict[str, float]:
     """Elements per token alive at the widest point of a layer, beside its residual: in the MLP, or in attention."""
-    up, down = layer.mlp.linears(h)
-    qkv_proj, o_proj = layer.attention.linears(h)
-    mlp = {up.name: up.outputs, "activation": down.inputs}
-    attention = {qkv_proj.name: qkv_proj.outputs, "rotary embedding": qkv_proj.outputs, "attention": o_proj.inputs}
+    if isinstance(layer.mlp, MoE):
+        # vLLM's fused_experts: one buffer for the first matrix's outputs and then the second's, one in between
+        k, (up, down) = layer.mlp.num_experts_per_token, layer.mlp.expert.linears(h)
+        mlp = {"experts' outputs": k * max(up.outputs, h), "experts' activation": k * down.inputs}
+        shared = layer.mlp.shared_intermediate_size
+        mlp |= {"shared experts": shared} if shared else {}
+    else:
+        up, down = layer.mlp.linears(h)
+        mlp = {up.name: up.outputs, "activation": down.inputs}
+    linears = {linear.name: linear for linear in layer.attention.linears(h)}
+    wide = sum(linear.outputs for name, linear in linears.items() if name != "o_proj" and "index" not in name)
+    attention = {"projections": wide, "rotary embedding": wide, "attention": linears["o_proj"].inputs}
+    if "qkv_proj" in linears:
+        attention = {"qkv_proj": wide, "rotary embedding": wide, "attention": linears["o_proj"].inputs}
     return max(mlp, attention, key=lambda terms: sum(terms.values()))
 
 
@@ -204,15 +277,15 @@ def _num_graphs(engine: ResolvedEngine) -> int:
     return len(sizes) + int((sizes <= engine.max_num_seqs).sum())
 
 
-def _blocks_of_longest(groups: tuple[KVGroup, ...], engine: ResolvedEngine) -> int:
+def _blocks_of_longest(groups: tuple[KVGroup, ...], block_size: int, engine: ResolvedEngine) -> int:
     """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, and a block more."""
     blocks = 0
     for group in groups:
-        tokens = engine.max_model_len
-        if group.window:
+        tokens = engine.max_model_len if group.window != 1 else 1
+        if group.window > 1:
             tokens = min(tokens, group.window - 1 + engine.max_num_batched_tokens)
-        more = 1 if group.window and tokens < engine.max_model_len else 0
-        blocks += group.tables * (math.ceil(tokens / engine.block_size) + more)
+        more = 1 if group.window > 1 and tokens < engine.max_model_len else 0
+        blocks += group.tables * (math.ceil(tokens / block_size) + more)
     return blocks
 
 
@@ -226,7 +299,7 @@ def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memo
             f" {_gib(memory.overhead_bytes + memory.cuda_graph_bytes)}) and there are {_gib(memory.usable_bytes)}"
             f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
         )
-    need = _blocks_of_longest(memory.kv_groups, engine) + 1  # and the null block
+    need = _blocks_of_longest(memory.kv_groups, memory.block_size, engine) + 1  # and the null block
     if need > memory.num_gpu_blocks:
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"

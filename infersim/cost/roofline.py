@@ -20,9 +20,10 @@ from infersim.engine.state import (
 )
 from infersim.spec.hardware import Hardware
 
-from .efficiency import RING_HOP, efficiency, tile_keys
-from .operators import Operator, Sums, evaluate
-from .sharding import joined
+from .collectives import Collective, collective
+from .efficiency import efficiency, tile_keys
+from .formats import UNPACK
+from .operator import Operator, Sums, evaluate
 
 
 def smooth_max(a, b, softness: float):
@@ -36,25 +37,38 @@ class Rate:
 
     per_byte: float
     per_flop: float
+    per_unpacked: float
+    """per weight that is turned back into 16 bits"""
     fixed: float
     softness: float
     tile_keys: float
     """extra keys per query of a prefill kernel"""
+    collective: Collective | None = None
+    """of a collective: what stands for all of that"""
 
 
-def rate(hardware: Hardware, operator: Operator, tensor: int = 1) -> Rate:
-    """The rate of `operator` on this device, among `tensor` of them for a collective."""
+def rate(hardware: Hardware, operator: Operator) -> Rate:
+    """The rate of `operator` on this device."""
     shares = efficiency(hardware, operator.operator_class, operator.dtype)
     # knee is the exponent of a p-norm; the softness that gives the same time where both sides are equal
     softness = (2.0 ** (1.0 / shares.knee) - 1.0) ** 2
-    if operator.operator_class == "collective":
-        direct = joined(hardware, tensor)  # one hop over a link; over PCIe a ring
-        bandwidth = hardware.link.bandwidth if direct else hardware.pcie_bandwidth or hardware.link.bandwidth
-        fixed = shares.fixed + (0.0 if direct else 2 * (tensor - 2) * RING_HOP)
-        return Rate(1.0 / (shares.bandwidth * bandwidth), 0.0, fixed, softness, 0.0)
-    per_flop = 1.0 / (shares.flops * hardware.flops[operator.dtype]) if operator.flops else 0.0
-    tiles = tile_keys(hardware) if operator.operator_class == "attention_prefill" else 0.0
-    return Rate(1.0 / (shares.bandwidth * hardware.memory_bandwidth), per_flop, shares.fixed, softness, tiles)
+    peak = peak_flops(hardware, operator)
+    return Rate(
+        per_byte=1.0 / (shares.bandwidth * hardware.memory_bandwidth),
+        per_flop=1.0 / (shares.flops * peak) if operator.flops else 0.0,
+        # one integer instruction per lane and cycle: half of the FP32 FLOPs
+        per_unpacked=UNPACK / (hardware.flops.get("fp32", peak / 16) / 2) if operator.unpack else 0.0,
+        fixed=shares.fixed,
+        softness=softness,
+        tile_keys=tile_keys(hardware) if operator.operator_class == "attention_prefill" else 0.0,
+        collective=collective(hardware, operator.name, operator.dtype, operator.ranks) if operator.message else None,
+    )
+
+
+def peak_flops(hardware: Hardware, operator: Operator) -> float:
+    """The rate of the operator's arithmetic; a device without it does it in 16 bits."""
+    flops = hardware.flops
+    return flops.get(operator.rate or operator.dtype) or flops.get("bf16") or flops["fp16"]
 
 
 def add_time(split: np.ndarray, operator: Operator, rate: Rate, sums: Sums) -> None:
@@ -62,9 +76,10 @@ def add_time(split: np.ndarray, operator: Operator, rate: Rate, sums: Sums) -> N
 
     The sums are numbers or arrays of split's leading shape; those of an attention operator are its window's.
     """
-    if operator.wire:
-        split[..., COLLECTIVES] += operator.count * (rate.fixed + rate.per_byte * evaluate(operator.wire, sums))
+    if rate.collective:
+        split[..., COLLECTIVES] += operator.count * rate.collective.seconds(evaluate(operator.message, sums))
         return
+    sums = operator.routed(sums)
     split[..., LAUNCH] += operator.count * rate.fixed
     weights = operator.count * rate.per_byte * evaluate(operator.weights, sums)
     kv = operator.count * rate.per_byte * evaluate(operator.kv, sums)
@@ -73,7 +88,7 @@ def add_time(split: np.ndarray, operator: Operator, rate: Rate, sums: Sums) -> N
     flops = evaluate(operator.flops, sums)
     if rate.tile_keys:
         flops = flops + tile_flops(operator, rate) * sums["query_tiles"]
-    compute = operator.count * rate.per_flop * flops
+    compute = operator.count * (rate.per_flop * flops + rate.per_unpacked * evaluate(operator.unpack, sums))
     time = smooth_max(memory, compute, rate.softness)
     bound = memory >= compute
     stretch = np.where(bound, time / np.maximum(memory, np.finfo(float).tiny), 0.0)

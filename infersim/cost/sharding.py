@@ -1,50 +1,70 @@
-"""One rank's part of a model under tensor parallelism, and what the cost model does not know yet."""
+"""One rank's part of a model, and what the cost model does not know yet.
+
+Names of the same thing elsewhere:
+
+    here            vLLM                         SGLang               TensorRT-LLM                 AIConfigurator
+    tensor          --tensor-parallel-size       --tp / --dp *        tensor_parallel_size *       tp_size
+    pipeline        --pipeline-parallel-size     --pp                 pipeline_parallel_size       pp_size
+    attention_data  --data-parallel-size         --dp **              enable_attention_dp: its tp  attention_dp_size
+    expert          --enable-expert-parallel:    --ep                 moe_expert_parallel_size     moe_ep_size
+                    tensor x attention_data
+    moe_tensor      what is left of them         --tp / --ep          moe_tensor_parallel_size     moe_tp_size
+    context         --decode-context-parallel-   -                    (cp_config)                  -
+                    size
+
+*  with data-parallel attention, whose ranks are taken from --tp: tensor is what is left of it.
+** --enable-dp-attention; --dp alone makes whole copies, which are cluster.replicas here.
+"""
 
 from dataclasses import replace
+from itertools import accumulate
 
-from infersim.models.architecture import MLP, Layer, Model
+from infersim.models.architecture import Layer, Model, MoE
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
-KINDS_NOT_MODELLED = {
-    "chunk": "chunked attention is",
-    "mla": "multi-head latent attention is",
-    "linear": "linear attention is",
-}
-PARALLELISM_NOT_MODELLED = {
-    "pipeline": "pipeline parallelism",
-    "attention_data": "data-parallel attention",
-    "expert": "expert parallelism",
-    "context": "context parallelism",
-}
+from . import formats
+from .collectives import node_size
 
 
-def rank_layer(layer: Layer, tensor: int) -> Layer:
-    """The layer as one of `tensor` ranks holds it (vLLM's QKVParallelLinear, Column- and RowParallelLinear).
+def rank_layer(layer: Layer, parallelism: Parallelism) -> Layer:
+    """The layer as one rank holds it (vLLM's QKVParallelLinear, Column- and RowParallelLinear, FusedMoE).
 
-    Query heads and the MLP are divided. Key heads are divided, and copied where there are more ranks than heads. Norms
-    and the biases of row-parallel matrices are whole on every rank, which their counts on the smaller layer give.
+    Query heads, the MLP and shared experts are divided by `tensor`. Key heads are divided, and copied where there are
+    more ranks than heads; a latent is whole on every rank. Routed experts are dealt out to `expert` ranks and each is
+    cut by `moe_tensor`. Norms and the biases of row-parallel matrices are whole on every rank, which their counts on
+    the smaller layer give.
     """
-    attention = replace(
-        layer.attention,
-        num_heads=layer.attention.num_heads // tensor,
-        num_kv_heads=max(1, layer.attention.num_kv_heads // tensor),
-    )
-    return replace(
-        layer, attention=attention, mlp=replace(layer.mlp, intermediate_size=layer.mlp.intermediate_size // tensor)
-    )
+    tensor = parallelism.tensor
+    attention = _rank_attention(layer.attention, tensor)
+    if isinstance(layer.mlp, MoE):
+        mlp = replace(
+            layer.mlp,
+            num_experts=layer.mlp.num_experts // parallelism.expert,
+            intermediate_size=layer.mlp.intermediate_size // parallelism.moe_tensor,
+            shared_intermediate_size=layer.mlp.shared_intermediate_size // tensor,
+        )
+    else:
+        mlp = replace(layer.mlp, intermediate_size=layer.mlp.intermediate_size // tensor)
+    cross = layer.cross_attention and _rank_attention(layer.cross_attention, tensor)
+    return replace(layer, attention=attention, mlp=mlp, cross_attention=cross)
 
 
-def joined(hardware: Hardware, tensor: int) -> bool:
-    """Whether the scale-up link joins so many devices; if not, they meet over PCIe."""
-    return tensor <= hardware.link.domain_size
+def _rank_attention(attention, tensor: int):
+    heads = {"num_heads": attention.num_heads // tensor}
+    return replace(attention, num_kv_heads=max(1, attention.num_kv_heads // tensor), **heads)
 
 
-def widest(hardware: Hardware) -> int:
-    """Devices of one node: what the link joins, and at least the 8 that a host's PCIe does."""
-    return max(8, hardware.link.domain_size)
+def pipeline_stages(num_layers: int, stages: int) -> list[tuple[int, int]]:
+    """First and last + 1 layer of every stage: as many for each, those left over to the last but one and those before
+    it (vLLM, distributed/utils.get_pp_indices)."""
+    sizes = [num_layers // stages] * stages
+    for i in range(num_layers % stages):
+        sizes[-2 - i] += 1
+    ends = list(accumulate(sizes))
+    return list(zip([0, *ends], ends, strict=False))
 
 
 def check_modelled(model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism) -> None:
@@ -55,63 +75,72 @@ def check_modelled(model: Model, hardware: Hardware, precision: Precision, paral
 
 def problems(model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism) -> list[str]:
     """One line for each thing that the cost model would get wrong."""
-    unknown = _unknown_parts(model)
-    found = [
-        f"model: {model.name}: {what} not modelled yet; must be a dense decoder in bf16, fp16 or fp32"
-        for what in unknown
-    ]
+    found = []
+    if model.encoder_layers and len(model.encoder_layers) != model.num_layers:
+        found.append(
+            f"model: {model.name}: an encoder of {len(model.encoder_layers)} layers before a decoder of"
+            f" {model.num_layers} is not modelled yet; must have as many"
+        )
+    found += formats.problems(model, hardware, precision)
+    if model.layers[0].attention.kind == "mla" and precision.kv_cache == "fp8" and parallelism.context > 1:
+        found.append("parallelism.context: is not modelled with a latent cache in fp8; must be 1")
+    return found + _indivisible(model, hardware, parallelism)
+
+
+def _indivisible(model: Model, hardware: Hardware, parallelism: Parallelism) -> list[str]:
+    tensor, found = parallelism.tensor, []
+    if tensor > node_size(hardware) and tensor % node_size(hardware):
+        found.append(
+            f"parallelism.tensor: a node holds {node_size(hardware)} of {hardware.name}; must be at most that, or a"
+            f" multiple (got {tensor})"
+        )
+    layers = list(dict.fromkeys(model.layers))
+    divided: dict[tuple[str, str, int], set[int]] = {}
+
+    def divide(key: str, what: str, by: int, width: int) -> None:
+        divided.setdefault((key, what, by), set()).add(width)
+
+    for layer in layers:
+        divide("tensor", "query heads", tensor, layer.attention.num_heads)
+        if isinstance(layer.mlp, MoE):
+            divide("expert", "experts", parallelism.expert, layer.mlp.num_experts)
+            divide("moe_tensor", "channels of an expert", parallelism.moe_tensor, layer.mlp.intermediate_size)
+            if layer.mlp.shared_intermediate_size:
+                divide("tensor", "channels of the shared experts", tensor, layer.mlp.shared_intermediate_size)
+        else:
+            divide("tensor", "intermediate channels", tensor, layer.mlp.intermediate_size)
     found += [
-        f"parallelism.{key}: {what} is not modelled yet; must be 1 (got {getattr(parallelism, key)})"
-        for key, what in PARALLELISM_NOT_MODELLED.items()
-        if getattr(parallelism, key) > 1
+        f"parallelism.{key}: must divide the {width} {what} of {model.name} (got {by})"
+        for (key, what, by), widths in divided.items()
+        for width in sorted(widths)
+        if width % by
     ]
-    if precision.activations != precision.weights:
-        found.append(
-            f"precision.activations: must be that of the weights, as vLLM has one dtype for both"
-            f" (got {precision.activations} and {precision.weights})"
-        )
-    if precision.weights not in hardware.flops:
-        found.append(
-            f"precision.weights: {hardware.name} has no {precision.weights} rate; must be one of"
-            f" {', '.join(key for key in hardware.flops if key in ('bf16', 'fp16', 'fp32'))}"
-        )
-    if not unknown:
-        found += _indivisible(model, hardware, parallelism.tensor)
-    return found
-
-
-def _unknown_parts(model: Model) -> list[str]:
-    kinds = dict.fromkeys(layer.attention.kind for layer in model.layers)
-    parts = [KINDS_NOT_MODELLED[kind] for kind in kinds if kind in KINDS_NOT_MODELLED]
-    if any(not isinstance(layer.mlp, MLP) for layer in model.layers):
-        parts.append("a mixture of experts is")
-    if model.encoder_layers:
-        parts.append("an encoder is")
-    if model.quantization:
-        parts.append(f"{model.quantization.method} weights are")
-    return parts
-
-
-def _indivisible(model: Model, hardware: Hardware, tensor: int) -> list[str]:
-    if tensor > widest(hardware):
-        return [
-            f"parallelism.tensor: a node holds {widest(hardware)} of {hardware.name}, and tensor parallelism across"
-            f" nodes is not modelled yet; must be at most that (got {tensor})"
-        ]
-    widths = {"query heads": set(), "intermediate channels": set()}
-    for layer in dict.fromkeys(model.layers):
-        widths["query heads"].add(layer.attention.num_heads)
-        widths["intermediate channels"].add(layer.mlp.intermediate_size)
-    found = [
-        f"parallelism.tensor: must divide the {width} {what} of {model.name} (got {tensor})"
-        for what, values in widths.items()
-        for width in sorted(values)
-        if width % tensor
-    ]
-    heads = {layer.attention.num_kv_heads for layer in model.layers}
+    heads = {layer.attention.num_kv_heads for layer in layers if layer.attention.kind != "mla"}
     found += [
         f"parallelism.tensor: must divide the {n} key heads of {model.name}, or be a multiple of them (got {tensor})"
         for n in sorted(heads)
         if n % tensor and tensor % n
     ]
+    if parallelism.expert > 1 and not any(isinstance(layer.mlp, MoE) for layer in layers):
+        found.append(f"parallelism.expert: {model.name} has no experts; must be 1 (got {parallelism.expert})")
+    if parallelism.pipeline > model.num_layers:
+        found.append(
+            f"parallelism.pipeline: must be at most the {model.num_layers} layers of {model.name}"
+            f" (got {parallelism.pipeline})"
+        )
+    if parallelism.context > 1:
+        found += _context_problems(model, parallelism)
     return found
+
+
+def _context_problems(model: Model, parallelism: Parallelism) -> list[str]:
+    """Ranks can share a sequence's cache where they would otherwise hold copies of the same key heads (vLLM)."""
+    if any(layer.attention.kind not in ("full", "mla") for layer in model.layers):
+        return [f"parallelism.context: is modelled for full attention alone; must be 1 for {model.name}"]
+    copies = min(parallelism.tensor // layer.attention.num_kv_heads for layer in model.layers)
+    if parallelism.context > copies or copies % parallelism.context:
+        return [
+            f"parallelism.context: must divide the {max(copies, 1)} ranks that hold the same key heads of"
+            f" {model.name} (got {parallelism.context})"
+        ]
+    return []

@@ -12,9 +12,10 @@ from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
 from .efficiency import efficiency, launch
-from .operators import Operator, forward_pass
-from .roofline import Rate, add_time, rate, tile_flops, zero_split
-from .sharding import check_modelled
+from .operator import Operator
+from .operators import forward_pass
+from .roofline import Rate, add_time, rate, smooth_max, tile_flops, zero_split
+from .sharding import check_modelled, pipeline_stages
 
 
 def capture_sizes(engine: ResolvedEngine) -> np.ndarray:
@@ -46,44 +47,77 @@ def compile_step_cost(
     tokens, captured = padded_tokens(engine)
     sequences = np.arange(engine.max_num_seqs + 1)
     linear, head = zero_split(len(tokens)), zero_split(len(sequences))
-    kinds: dict[int, np.void] = {}
+    shared = zero_split(len(tokens)) if parallelism.attention_data > 1 else None
+    rows: dict[tuple[int, str], np.void] = {}
     times = launch(hardware)
-    for operator in forward_pass(model, precision, parallelism.tensor):
-        speed = rate(hardware, operator, parallelism.tensor)
-        kernels = 0 if operator.wire else operator.count
-        if operator.per == "tokens":
+    for operator in forward_pass(model, hardware, precision, parallelism):
+        speed = rate(hardware, operator)
+        kernels = 0 if operator.message else operator.count
+        if operator.shared:
+            add_time(shared, operator, speed, {"step": 1.0, "tokens": tokens * parallelism.attention_data})
+        elif operator.per == "tokens":
             add_time(linear, operator, speed, {"step": 1.0, "tokens": tokens})
-            linear[:, LAUNCH] += np.where(captured, 0.0, kernels * (times.eager - times.graph))
         elif operator.per == "sequences":  # the head runs outside the graphs
             add_time(head, operator, speed, {"step": 1.0, "sequences": sequences})
             head[:, LAUNCH] += kernels * (times.eager - times.graph)
         else:
-            _add_attention(kinds, operator, speed)
-    if len(kinds) > MAX_ATTENTION_KINDS:
+            _add_attention(rows, operator, speed)
+        if operator.per == "tokens":
+            linear[:, LAUNCH] += np.where(captured, 0.0, kernels * (times.eager - times.graph))
+    if len(rows) > MAX_ATTENTION_KINDS:
         raise InputError(
-            f"model: {model.name} has {len(kinds)} different attention windows; at most {MAX_ATTENTION_KINDS} are"
+            f"model: {model.name} has {len(rows)} different kinds of attention; at most {MAX_ATTENTION_KINDS} are"
             " modelled"
         )
     linear[0] = head[0] = 0.0
-    return StepCost(linear, head, np.array(list(kinds.values()), ATTENTION_PRICE))
+    if shared is not None:
+        shared[0] = 0.0
+    attention = np.array(list(rows.values()), ATTENTION_PRICE)
+    share = slowest_stage(model, parallelism, linear, head, engine)
+    return StepCost(linear, head, attention, issue_share=share, shared=shared)
 
 
-def _add_attention(kinds: dict[int, np.void], operator: Operator, speed: Rate) -> None:
-    """Add an attention operator to its window's row: seconds per sum, of all layers of the window."""
-    row = kinds.setdefault(operator.window, np.zeros((), ATTENTION_PRICE)[()])
+def slowest_stage(
+    model: Model, parallelism: Parallelism, linear: np.ndarray, head: np.ndarray, engine: ResolvedEngine
+) -> float:
+    """Share of a step's latency that the slowest pipeline stage takes, the LM head being on the last; taken at a full
+    batch of decodes."""
+    if parallelism.pipeline == 1:
+        return 1.0
+    layers = np.array([last - first for first, last in pipeline_stages(model.num_layers, parallelism.pipeline)])
+    n = min(engine.max_num_seqs, engine.max_num_batched_tokens)
+    of_layers, of_head = linear[n].sum(), head[n].sum()
+    time = of_layers * layers / model.num_layers
+    time[-1] += of_head
+    return float(time.max() / (of_layers + of_head))
+
+
+def _add_attention(rows: dict[tuple[int, str], np.void], operator: Operator, speed: Rate) -> None:
+    """Add an operator to the row of its window: seconds per sum, of all layers together.
+
+    Where FLOPs and bytes follow the same sum, their soft maximum does too.
+    """
+    row = rows.setdefault((operator.window, operator.row), np.zeros((), ATTENTION_PRICE)[()])
     row["window"] = operator.window
     phase, keys, queries = {
         "decodes": ("decode", "decode_keys", "decodes"),
         "prefill_tokens": ("prefill", "prefill_keys", "prefill_tokens"),
     }[operator.per]
-    row[f"{phase}_kv"] += operator.count * speed.per_byte * operator.kv[keys]
-    row[f"{phase}_activations"] += operator.count * speed.per_byte * operator.activations[queries]
-    row[f"{phase}_fixed"] += operator.count * speed.fixed
+    pairs = "decode_keys" if phase == "decode" else "prefill_pairs"
+    count, flops = operator.count, operator.flops
+    kv = count * speed.per_byte * operator.kv.get(keys, 0.0)
+    activations = count * speed.per_byte * operator.activations.get(queries, 0.0)
+    if keys in flops and keys != pairs:
+        kv = smooth_max(kv, count * speed.per_flop * flops[keys], speed.softness)
+    if queries in flops:
+        activations = smooth_max(activations, count * speed.per_flop * flops[queries], speed.softness)
+    row[f"{phase}_kv"] += kv
+    row[f"{phase}_activations"] += activations
+    row[f"{phase}_fixed"] += count * speed.fixed
     row[f"{phase}_softness"] = speed.softness
-    (pair_flops,) = operator.flops.values()
-    row[f"{phase}_compute"] += operator.count * speed.per_flop * pair_flops
-    if phase == "prefill":
-        row["prefill_tile"] += operator.count * speed.per_flop * tile_flops(operator, speed)
+    row[f"{phase}_compute"] += count * speed.per_flop * flops.get(pairs, 0.0)
+    if phase == "prefill" and speed.tile_keys:
+        row["prefill_tile"] += count * speed.per_flop * tile_flops(operator, speed)
 
 
 def provenance(
@@ -93,7 +127,8 @@ def provenance(
 
     The last row, "launch", is what a kernel outside a CUDA graph takes longer.
     """
-    used = dict.fromkeys((op.operator_class, op.dtype) for op in forward_pass(model, precision, parallelism.tensor))
+    operators = forward_pass(model, hardware, precision, parallelism)
+    used = dict.fromkeys((op.operator_class, op.dtype) for op in operators)
     times = launch(hardware)
     rows = [(name, dtype, efficiency(hardware, name, dtype).model_dump()) for name, dtype in used]
     outside = {"bandwidth": 1.0, "flops": 1.0, "fixed": times.eager - times.graph, "knee": 1.0}

@@ -70,6 +70,7 @@ class Fleet:
         self.histogram = np.zeros(state.HISTOGRAM_BINS, "i8")
         self.events = np.zeros(2 * max_num_seqs + 64, state.EVENT)
         self.call["max_events"] = len(self.events)
+        self._turn = np.zeros(n, "i8")  # requests that each replica has been given
         self.keep_gaps = keep_gaps
         self.gaps = np.zeros(0, "f4")
         self.gap_offset = np.zeros(0, "i8")
@@ -80,8 +81,9 @@ class Fleet:
 
     @staticmethod
     def _check(knobs) -> None:
-        tables = int((knobs["kv_multiplicity"][: knobs["num_kv_groups"]]).sum())
-        blocks = tables * -(-int(knobs["max_model_len"]) // int(knobs["block_size"]))
+        whole = -(-int(knobs["max_model_len"]) // int(knobs["block_size"]))
+        groups = zip(knobs["kv_window"], knobs["kv_multiplicity"][: knobs["num_kv_groups"]], strict=False)
+        blocks = sum(int(tables) * (1 if window == 1 else whole) for window, tables in groups)
         if blocks > knobs["num_gpu_blocks"] - 1:
             raise ValueError(
                 f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
@@ -99,12 +101,16 @@ class Fleet:
             knobs = self.knobs[r]
             if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= knobs["max_num_seqs"]:
                 raise ValueError("the cost tables end before max_num_batched_tokens or max_num_seqs")
+            if cost.shared is not None and len(cost.shared) <= knobs["max_num_batched_tokens"]:
+                raise ValueError("the table of the ranks' shared work ends before max_num_batched_tokens")
             if id(cost) not in offsets:
-                offsets[id(cost)] = (end, end + len(cost.linear))
-                parts += [cost.linear, cost.head]
-                shares += [np.full(len(cost.linear) + len(cost.head), cost.issue_share)]
-                end += len(cost.linear) + len(cost.head)
-            self.prices[r]["linear"], self.prices[r]["head"] = offsets[id(cost)]
+                tables = [cost.linear, cost.head] + ([] if cost.shared is None else [cost.shared])
+                starts = end + np.cumsum([0, *map(len, tables)])
+                offsets[id(cost)] = (starts[0], starts[1], -1 if cost.shared is None else starts[2])
+                parts += tables
+                end = starts[-1]
+                shares.append(np.full(sum(map(len, tables)), cost.issue_share))
+            self.prices[r]["linear"], self.prices[r]["head"], self.prices[r]["shared"] = offsets[id(cost)]
             self.prices[r]["issue_share"] = cost.issue_share
             self.prices[r]["num_kinds"] = len(cost.attention)
             self.attention[r, : len(cost.attention)] = cost.attention
@@ -124,8 +130,10 @@ class Fleet:
         """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
-    def submit(self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=0) -> None:
+    def submit(self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=None) -> None:
         """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
+
+        rank: the data-parallel rank that serves them; None: a replica's ranks take turns.
 
         Raises ValueError if an arrival lies before one submitted earlier to the same replica.
         """
@@ -146,10 +154,14 @@ class Fleet:
                 raise ValueError("arrivals must not go back in time")
         first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival))
         new = self._requests[first : self.num_requests]
-        new["arrival"], new["replica"], new["rank"] = arrival, replica, rank
+        new["arrival"], new["replica"] = arrival, replica
+        if rank is not None:
+            new["rank"] = rank
         rows = np.arange(first, self.num_requests, dtype="i4")
         for name, part in parts.items():
             chain = rows[part]
+            if rank is None:
+                self._requests["rank"][chain] = self._turns(name, len(chain))
             self._requests["next"][chain[:-1]] = chain[1:]
             self._link(name, int(chain[0]), int(chain[-1]))
 
@@ -180,7 +192,14 @@ class Fleet:
         """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
         self._arrival[row] = arrival
         self._replica[row] = replica
+        self._requests["rank"][row] = self._turns(replica, 1)[0]
         self._link(replica, row, row)
+
+    def _turns(self, replica: int, n: int) -> np.ndarray:
+        """i8[n]: the ranks of a replica's next n requests."""
+        turns = (self._turn[replica] + np.arange(n)) % int(self.call["ranks"][0])
+        self._turn[replica] += n
+        return turns
 
     def _link(self, replica: int, first: int, last: int) -> None:
         """Append a chain of requests to what the replica has still to see."""
@@ -203,6 +222,7 @@ class Fleet:
     def reserve(self, row: int, replica: int, time: float) -> bool:
         """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere; False without room."""
         self._replica[row] = replica
+        self._requests["rank"][row] = self._turns(replica, 1)[0]
         return self._command(state.RESERVE, row, time)
 
     def release(self, row: int, time: float) -> None:

@@ -149,7 +149,8 @@ def attention_time(sums, attention, num_kinds, split):
 
 @inlined
 def price_step(a, r):
-    """Seconds of the step just made: the slowest rank's linear[tokens] + head[sequences] + attention.
+    """Seconds of the step just made: the slowest rank's linear[tokens] + head[sequences] + attention, and what all
+    ranks do together on the tokens of all.
 
     An idle rank runs a dummy step. steps_priced counts the rows of the table used (their split by resource is added up
     from it afterwards); attention's split is added to the replica's.
@@ -158,8 +159,10 @@ def price_step(a, r):
     price = a.prices[r]
     slowest = -1.0
     chosen = 0
+    tokens = 0
     for rank in range(ranks):
         scheduler = a.schedulers[r * ranks + rank]
+        tokens += scheduler.num_tokens
         total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + scheduler.num_scheduled]
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
@@ -168,6 +171,10 @@ def price_step(a, r):
     scheduler = a.schedulers[r * ranks + chosen]
     a.steps_priced[price.linear + scheduler.num_tokens] += 1
     a.steps_priced[price.head + scheduler.num_scheduled] += 1
+    if price.shared >= 0:
+        row = price.shared + (tokens + ranks - 1) // ranks
+        slowest += a.table[row]
+        a.steps_priced[row] += 1
     for rank in range(ranks):
         for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH):
             if rank == chosen:

@@ -65,7 +65,9 @@ def blocks_needed(knobs, num_computed, num_tokens):
     total = 0
     for g in range(knobs.num_kv_groups):
         skipped = 0
-        if knobs.kv_window[g] > 0 and num_computed >= knobs.kv_window[g]:
+        if knobs.kv_window[g] == 1:  # a state
+            skipped = per_table - 1
+        elif knobs.kv_window[g] > 1 and num_computed >= knobs.kv_window[g]:
             skipped = (num_computed - knobs.kv_window[g] + 1) // block_size
         total += knobs.kv_multiplicity[g] * (per_table - skipped)
     return total
@@ -79,7 +81,9 @@ def blocks_of_whole_sequence(knobs, num_tokens):
     total = 0
     for g in range(knobs.num_kv_groups):
         blocks = per_table
-        if knobs.kv_window[g] > 0:
+        if knobs.kv_window[g] == 1:
+            blocks = 1
+        elif knobs.kv_window[g] > 1:
             # vLLM SlidingWindowManager: window - 1 keys kept, one step's tokens, and one block for misalignment
             held = knobs.kv_window[g] - 1 + knobs.max_num_batched_tokens
             blocks = min(blocks, (held + block_size - 1) // block_size + 1)
@@ -95,6 +99,14 @@ def windowed_pairs(start, n, window):
 
 
 @compiled
+def chunked_pairs(end, chunk):
+    """Sum over the queries at positions 0..end-1 of the keys visible to each, those of its own chunk up to itself."""
+    whole = end // chunk
+    rest = end - whole * chunk
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+
+
+@compiled
 def add_to_sums(sums, attention, num_kinds, start, n):
     """Add n new tokens after `start` computed ones to the step's sums, for each attention kind."""
     for kind in range(num_kinds):
@@ -104,6 +116,8 @@ def add_to_sums(sums, attention, num_kinds, start, n):
             keys = start + 1
             if 0 < window < keys:
                 keys = window
+            elif window < 0:
+                keys = start % -window + 1
             row.num_decodes += 1
             row.decode_keys += keys
         else:
@@ -111,6 +125,9 @@ def add_to_sums(sums, attention, num_kinds, start, n):
             if window > 0:
                 keys = min(keys, window - 1 + n)
                 row.prefill_pairs += windowed_pairs(start, n, window)
+            elif window < 0:
+                keys = start % -window + n
+                row.prefill_pairs += chunked_pairs(start + n, -window) - chunked_pairs(start, -window)
             else:
                 row.prefill_pairs += n * start + n * (n + 1) // 2
             row.prefill_keys += keys

@@ -74,7 +74,7 @@ REQUEST = np.dtype(
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 ATTENTION_PRICE = np.dtype(
     [
-        ("window", "i8"),  # 0 = full attention, else keys visible to a query
+        ("window", "i8"),  # 0 = full attention, else keys visible to a query; < 0: those of its chunk of so many
         ("decode_kv", "f8"),  # s per visible decode key (KV bytes at achieved bandwidth)
         ("decode_activations", "f8"),  # s per decoding sequence
         ("decode_compute", "f8"),  # s per visible decode key (FLOPs at achieved rate)
@@ -103,7 +103,7 @@ KNOBS = np.dtype(
         ("steps_in_flight", "i4"),
         ("max_concurrency", "i4"),  # the client's, 0 = unlimited
         ("num_kv_groups", "i4"),
-        ("kv_window", "i4", (MAX_ATTENTION_KINDS,)),  # 0 = full attention
+        ("kv_window", "i4", (MAX_ATTENTION_KINDS,)),  # 0 = full attention, 1 = a state: one block, however long
         ("kv_multiplicity", "i4", (MAX_ATTENTION_KINDS,)),  # vLLM's groups of one kind; each has its own block table
         ("chunked_prefill", "i1"),
         ("skip_unfit_prefill", "i1"),  # 0.11: an unchunked prefill above the budget lets the next ones try
@@ -183,6 +183,7 @@ PRICE = np.dtype(
     [
         ("linear", "i8"),  # offset of the seconds by number of new tokens
         ("head", "i8"),  # offset of the seconds by number of scheduled sequences
+        ("shared", "i8"),  # offset of the seconds by the mean of all ranks' new tokens, -1 for none
         ("issue_share", "f8"),  # of a step's latency after which the next step may start: 1 without pipeline stages
         ("num_kinds", "i8"),
     ],

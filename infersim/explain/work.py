@@ -5,7 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from infersim.cost.operators import Operator, Sums, evaluate, forward_pass
+from infersim.cost.operator import Operator, Sums, evaluate
+from infersim.cost.operators import forward_pass
+from infersim.cost.roofline import peak_flops
 from infersim.cost.steptime import compile_step_cost
 from infersim.engine.state import COMPLETED, HOST, QUERY_TILE, RESOURCES
 from infersim.metrics.result import Result
@@ -32,7 +34,7 @@ class Work:
     def operators(self) -> list[Operator]:
         """One pass on one rank."""
         scenario = self.result.scenario
-        return forward_pass(self.model, scenario.precision, scenario.parallelism.tensor)
+        return forward_pass(self.model, scenario.hardware, scenario.precision, scenario.parallelism)
 
     @cached_property
     def _served(self) -> tuple[np.ndarray, np.ndarray]:
@@ -50,9 +52,11 @@ class Work:
         return self.output_tokens - len(self._served[1])
 
     def decode_keys(self, window: int = 0) -> float:
-        """Keys that all decode tokens saw: the sum of min(context, window) over them."""
+        """Keys that all decode tokens saw: the sum of min(context, window) over them, below 0 of those of a chunk."""
         prompt, output = self._served
         steps = output - 1
+        if window < 0:
+            return float((_chunked(prompt + output, -window) - _chunked(prompt + 1, -window)).sum())
         if not window:
             return float((steps * prompt + steps * (steps + 1) // 2).sum())
         inside = np.clip(window - prompt, 0, steps)
@@ -61,7 +65,8 @@ class Work:
     def sums(self, window: int = 0) -> Sums:
         """The sums of all steps of the run as layers of this window see them."""
         prompt = self._served[0]
-        inside = np.minimum(prompt, window) if window else prompt
+        inside = np.minimum(prompt, abs(window)) if window else prompt
+        pairs = inside * (inside + 1) // 2 + (prompt - inside) * inside if window >= 0 else _chunked(prompt, -window)
         tokens = self.result.num_scheduled_tokens
         return {
             "step": self.result.num_steps,
@@ -71,15 +76,24 @@ class Work:
             "decode_keys": self.decode_keys(window),
             "prefill_tokens": max(tokens - self.decodes, 0),
             "prefill_keys": float(inside.sum()),
-            "prefill_pairs": float((inside * (inside + 1) // 2 + (prompt - inside) * inside).sum()),
+            "prefill_pairs": float(pairs.sum()),
             "query_tiles": float((-(-prompt // QUERY_TILE)).sum()),
         }
 
+    def routed(self, operator: Operator) -> Sums:
+        """The sums of all steps as an operator sees them: every time the experts of a step of the average size."""
+        sums, steps = self.sums(operator.window), self.result.num_steps
+        if operator.routing is None or not steps:
+            return operator.routed(sums)
+        ranks = self.result.scenario.parallelism.attention_data if operator.shared else 1
+        one = operator.routed({"tokens": sums["tokens"] / steps * ranks})
+        return {**sums, "experts": one["experts"] * steps, "expert_tokens": one["expert_tokens"] * steps}
+
     def amount(self, kind: str) -> float:
-        """Bytes of `weights`, `kv`, `activations` or `wire`, or `flops`, of the whole run on one GPU."""
+        """Bytes of `weights`, `kv`, `activations`, or `flops`, of the whole run on one GPU."""
         total = 0.0
         for operator in self.operators:
-            sums = self.sums(operator.window)
+            sums = self.routed(operator)
             if sums[operator.per] > 0:
                 total += operator.count * float(evaluate(getattr(operator, kind), sums))
         return total
@@ -102,8 +116,8 @@ class Work:
         seconds = 0.0
         for operator in self.operators:
             if operator.flops:
-                flops = operator.count * float(evaluate(operator.flops, self.sums(operator.window)))
-                seconds += flops / hardware.flops[operator.dtype]
+                flops = operator.count * float(evaluate(operator.flops, self.routed(operator)))
+                seconds += flops / peak_flops(hardware, operator)
         return seconds / busy if busy else None
 
     @property
@@ -122,6 +136,8 @@ class Work:
             return seconds, dict.fromkeys(KINDS, 0.0)
         cost = compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
         split = _between(cost.linear, batch) + _between(cost.head, batch)
+        if cost.shared is not None:
+            split += _between(cost.shared, batch)
         for row in cost.attention:
             keys = batch * self.decode_keys(int(row["window"])) / self.decodes
             kv, activations = float(row["decode_kv"]) * keys, float(row["decode_activations"]) * batch
@@ -141,6 +157,7 @@ class Work:
             keys = batch * self.decode_keys(operator.window) / self.decodes
             sums = {"step": 1.0, "tokens": batch, "sequences": batch, "decodes": batch, "decode_keys": keys}
             if operator.per in sums:
+                sums = operator.routed(sums)
                 for kind in KINDS:
                     moved[kind] += operator.count * float(evaluate(getattr(operator, kind), sums))
         return moved
@@ -154,6 +171,12 @@ class Work:
         came = r[(r["status"] == COMPLETED) & (r["scheduled"] >= 0)]
         admission = float((came["scheduled"] - came["sent"] - self.result.engine.host_request_time).sum())
         return max(0.0, self.result.waiting_time - admission)
+
+
+def _chunked(end: np.ndarray, chunk: int) -> np.ndarray:
+    """Keys that the queries at positions 0 .. end - 1 see, those of their own chunk up to themselves."""
+    whole, rest = end // chunk, end % chunk
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
 
 
 def _between(table: np.ndarray, row: float) -> np.ndarray:

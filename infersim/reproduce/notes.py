@@ -28,7 +28,9 @@ def _step(model: Model, context: int = 0, weight_bits: float | None = None) -> f
 
 
 def _weight_bytes(weight_bits: float = 16) -> float:
-    return step_bytes(forward_pass(reference_70b(), FP16), decode_sums(0), weight_bits / 16) - _kv_bytes(1)
+    return step_bytes(
+        forward_pass(reference_70b(), load_hardware("h100-sxm"), FP16), decode_sums(0), weight_bits / 16
+    ) - _kv_bytes(1)
 
 
 def _kv_bytes(tokens: int) -> float:

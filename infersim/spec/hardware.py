@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from .base import Description, near
+from .precision import FORMATS
 from .resources import find, load_yaml
 from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds, Share, UsdPerHour, Watts
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
-OPERATOR_CLASSES = ("gemm", "attention_prefill", "attention_decode", "elementwise", "collective")
+OPERATOR_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "recurrent",
+                    "elementwise", "collective")  # fmt: skip
 Positive = Field(gt=0)
 MOST_KNOTS = 640  # of a correction
 Provenance = Literal["measured", "calibrated", "datasheet", "published", "assumed"]
@@ -111,7 +113,7 @@ class Hardware(Description):
     tdp: Watts | None = None
     price: Price | None = None
     efficiency: dict[str, OperatorEfficiency] = Field(default_factory=dict)
-    """by operator class, or class.dtype"""
+    """by operator class, or class.dtype: of matrices the format of their weights, else that of the elements"""
     sources: list[str]
     disagreements: str = ""
 
@@ -124,8 +126,8 @@ class Hardware(Description):
             operator, _, dtype = key.partition(".")
             if operator not in OPERATOR_CLASSES:
                 problems.append(f"efficiency.{key[:40]} is no operator class" + near(operator, list(OPERATOR_CLASSES)))
-            elif dtype and dtype not in DTYPES:
-                problems.append(f"efficiency.{key[:40]} names no dtype" + near(dtype, list(DTYPES)))
+            elif dtype and dtype not in (*DTYPES, *FORMATS):
+                problems.append(f"efficiency.{key[:40]} names no dtype" + near(dtype, [*DTYPES, *FORMATS]))
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from .base import Description
-from .units import Count
+from .units import Count, Number
 
 Ranks = Annotated[Count, Field(le=10_000)]
 
@@ -25,6 +25,8 @@ class Parallelism(Description):
     """default: tensor x attention_data / expert"""
     context: Ranks = 1
     """ranks that share the KV cache of one sequence"""
+    expert_skew: Annotated[Number, Field(ge=0, le=2)] = 0.0
+    """how unevenly tokens choose experts: exponent of a Zipf law over the experts of a layer; 0: all alike"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

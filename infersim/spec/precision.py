@@ -1,6 +1,6 @@
 """The number formats of weights, KV cache and activations."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
@@ -8,29 +8,59 @@ from .base import Description, near
 from .units import short
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-"""bytes per element"""
-LATER = ("fp8", "int8", "int4", "fp4", "nvfp4", "mxfp4", "awq", "gptq")
+"""bytes per element of what is not a weight"""
+
+
+class Format(NamedTuple):
+    """How a matrix is stored: bits of one weight, bytes of one scale, weights under a scale (0: negligibly few)."""
+
+    bits: float
+    scale_bytes: float = 0.0
+    group_size: int = 0
+
+    def bytes_per_weight(self, group_size: int = 0) -> float:
+        """Bytes of a weight and of its part of a scale; `group_size` is the checkpoint's, if it states one."""
+        group = group_size or self.group_size
+        return self.bits / 8 + (self.scale_bytes / group if group else 0.0)
+
+
+FORMATS = {
+    "fp32": Format(32),
+    "bf16": Format(16),
+    "fp16": Format(16),
+    "fp8": Format(8),  # one scale per tensor or channel; activations in fp8 too
+    "fp8_block": Format(8, 4, 128 * 128),  # DeepSeek-V3 (arXiv:2412.19437): 128 x 128, activations in groups of 128
+    "int8": Format(8),  # one scale per channel; activations in int8 too (SmoothQuant, arXiv:2211.10438)
+    "int4": Format(4, 2, 128),  # AWQ and GPTQ: weights alone, a 16-bit scale per group
+    "nvfp4": Format(4, 1, 16),  # e2m1 with an e4m3 scale per 16
+    "mxfp4": Format(4, 1, 32),  # e2m1 with an e8m0 scale per 32 (OCP microscaling)
+}
+"""formats of weights"""
+UNQUANTISED = ("bf16", "fp16", "fp32")
+MEANT = {"fp4": "nvfp4 or mxfp4", "awq": "int4", "gptq": "int4"}
 
 
 def _one_of(*formats: str) -> Any:
     def check(value: Any) -> str:
         if value not in formats:
-            later = "; quantised formats are not modelled yet" if value in LATER else near(str(value), list(formats))
-            raise ValueError(f"must be one of {', '.join(formats)} (got {short(value)}){later}")
+            hint = f"; did you mean {MEANT[str(value)]}?" if str(value) in MEANT else near(str(value), list(formats))
+            raise ValueError(f"must be one of {', '.join(formats)} (got {short(value)}){hint}")
         return value
 
     return Annotated[str, BeforeValidator(check), WithJsonSchema({"enum": list(formats)})]
 
 
 class Precision(Description):
-    """Formats; activations default to the format of the weights."""
+    """Formats; quantised weights are those of the layers' matrices: embedding, router and LM head stay as they are."""
 
-    weights: _one_of("bf16", "fp16", "fp32") = "bf16"
+    weights: _one_of("auto", *FORMATS) = "auto"
+    """auto: as the checkpoint's quantization_config says, bf16 where it has none"""
     kv_cache: _one_of("bf16", "fp16", "fp8") = "bf16"
-    activations: _one_of("bf16", "fp16", "fp32") | None = None
+    activations: _one_of(*UNQUANTISED) | None = None
+    """default: the format of the weights, bf16 where these are quantised; also that of unquantised matrices"""
 
     @model_validator(mode="after")
     def _default(self) -> Self:
-        if self.activations is None:
-            object.__setattr__(self, "activations", self.weights)  # frozen: filled once, while being made
+        if self.activations is None:  # frozen: filled once, while being made
+            object.__setattr__(self, "activations", self.weights if self.weights in UNQUANTISED else "bf16")
         return self

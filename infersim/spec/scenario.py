@@ -95,9 +95,11 @@ def build_scenario(
     """The scenario that a mapping holds; `where` names it in errors."""
     if not isinstance(data, dict):
         raise InputError(f"{where}: must be a mapping with model, hardware and workload (got {short(data)})")
+    if "candidates" in data:
+        raise InputError(f"{where}: has candidates, so it is a plan and no scenario; must be given to infersim plan")
     data, problems = dict(data), []
     for override in overrides:
-        _collect(problems, _override, data, override, where, near_file)
+        _collect(problems, apply_override, data, override, where, near_file)
     data = {key: value for key, value in data.items() if value is not None}  # an empty section is its default
     if "model" in data:
         data["model"] = _beside(data["model"], near_file)
@@ -127,7 +129,7 @@ def _collect(problems: list[str], action: Any, *args: Any) -> None:
         problems += error.problems
 
 
-def _override(data: dict, text: str, where: str, near_file: Path | None) -> None:
+def apply_override(data: dict, text: str, where: str, near_file: Path | None) -> None:
     """Sets one `key.key=value` in `data`; the value is YAML."""
     asked = f"--set {short(text)[1:-1]}"
     keys, equals, value = text.partition("=")

@@ -1,0 +1,177 @@
+"""The operators of one layer's attention, by kind: projections, the KV cache, and the kernels over keys.
+
+A query meets a key in 2 head_dim FLOPs for the score and 2 v_head_dim for the value. Keys and values are read once per
+sequence: further tiles of its queries find them in the cache.
+"""
+
+from infersim.models.architecture import Attention, Layer, Linear
+from infersim.spec.precision import BYTES
+
+from .operator import Operator, Pass
+
+DELTA_CHUNK = 64
+"""tokens of a chunk of the gated delta rule (flash-linear-attention, chunk_gated_delta_rule)"""
+
+
+def attention_operators(layer: Layer, shape: Pass, count: int) -> list[Operator]:
+    """What one rank's part of the layer runs between its norm and its all-reduce."""
+    attention = layer.attention
+    linears = {linear.name: linear for linear in attention.linears(shape.hidden_size)}
+    output = linears.pop("o_proj")
+    latent = linears.pop("kv_b_proj", None)
+    operators = [
+        shape.gemm(linear, "other" if name.startswith("index_") else "attention", count)
+        for name, linear in linears.items()
+    ]
+    kinds = {"mla": _latent, "linear": _recurrent}
+    operators += kinds[attention.kind](attention, shape, count) if attention.kind in kinds else []
+    if attention.kind == "mla":
+        operators += _absorbed(attention, latent, shape, count)
+    elif attention.kind != "linear":
+        operators += _keyed(layer, shape, count)
+    if attention.output_gate:
+        operators.append(shape.elementwise("output_gate", count, 3 * output.inputs))
+    operators.append(shape.gemm(output, "attention", count))
+    if layer.cross_attention:
+        operators += _cross(layer.cross_attention, shape, count)
+    return operators
+
+
+def _keyed(layer: Layer, shape: Pass, count: int) -> list[Operator]:
+    """Attention with keys and values of its own: norms, positions, writing the cache, reading it."""
+    attention, context = layer.attention, shape.parallelism.context
+    queries, keys = attention.num_heads * attention.head_dim, attention.key_width
+    operators = []
+    if attention.qk_norm:
+        operators.append(shape.elementwise("qk_norm", count, 2 * (queries + keys), attention.vector_params))
+    if attention.rope:
+        operators.append(shape.elementwise("rotary_embedding", count, 2 * (queries + keys)))
+    elements = attention.kv_elements_per_token
+    key_bytes = elements * BYTES[shape.precision.kv_cache]
+    width = attention.head_dim + attention.v_head_dim
+    # an encoder's queries see the keys on both sides: twice the causal half
+    sides = 2 if layer.cross_attention else 1
+    common = {
+        "dtype": shape.dtype,
+        "count": count,
+        "window": -attention.window if attention.kind == "chunk" else attention.window,
+    }
+    operators += [
+        Operator("kv_cache_write", "elementwise", shape.dtype, count, "tokens",
+                 kv={"tokens": key_bytes / context}, activations={"tokens": elements * shape.width}),
+        # under context parallelism a rank has the queries of all and a part of their keys
+        Operator("attention_decode", "attention_decode", per="decodes",
+                 flops={"decode_keys": 2 * attention.num_heads * width}, kv={"decode_keys": key_bytes / context},
+                 activations={"decodes": attention.num_heads * width * context * shape.width}, **common),
+        Operator("attention_prefill", "attention_prefill", per="prefill_tokens",
+                 flops={"prefill_pairs": 2 * attention.num_heads * width * sides}, kv={"prefill_keys": key_bytes},
+                 activations={"prefill_tokens": attention.num_heads * width * shape.width}, **common),
+    ]  # fmt: skip
+    operators += shape.collective("all_gather", count, context, queries * context)
+    operators += shape.collective("reduce_scatter", count, context, attention.num_heads * attention.v_head_dim)
+    return operators
+
+
+def _latent(attention: Attention, shape: Pass, count: int) -> list[Operator]:
+    """MLA's small kernels: norms of the latents, positions of the queries and of the one rotary key."""
+    n, rope = attention.num_heads, attention.qk_rope_head_dim
+    norms = attention.q_lora_rank + attention.kv_lora_rank
+    operators = [
+        shape.elementwise("latent_norm", count, 2 * norms, attention.vector_params),
+        shape.elementwise("rotary_embedding", count, 2 * (n + 1) * rope),
+    ]
+    if attention.index_topk:
+        operators += _indexer(attention, shape, count)
+    return operators
+
+
+def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list[Operator]:
+    """Attention over latents as vLLM runs it (v1/attention/backends/mla/common.py).
+
+    Decode: queries are multiplied into the space of the latents (W_UK), which all heads share and read once; outputs
+    come back through W_UV: together the FLOPs of kv_b_proj per query. Prefill: latents, those of earlier chunks too,
+    are expanded by kv_b_proj into keys and values of every head. The matrix is read in any step.
+    """
+    n, r, rope = attention.num_heads, attention.kv_lora_rank, attention.qk_rope_head_dim
+    context = shape.parallelism.context
+    key_bytes = (r + rope) * BYTES[shape.precision.kv_cache]
+    # vLLM keeps W_UK and W_UV in 16 bits (process_weights_after_loading); prefill reads the stored kv_b_proj
+    plain = shape.gemm(up, "other", count)
+    expand = 2 * up.inputs * up.outputs
+    heads = n * (attention.head_dim + attention.v_head_dim)
+    common = {"dtype": shape.dtype, "count": count}
+    window = attention.index_topk
+    return [
+        Operator("kv_b_proj", "gemm", shape.dtype, count, "tokens", weights=plain.weights),
+        Operator("kv_cache_write", "elementwise", shape.dtype, count, "tokens",
+                 kv={"tokens": key_bytes / context}, activations={"tokens": (r + rope) * shape.width}),
+        Operator("absorb", "gemm", per="decodes", flops={"decodes": expand}, row="latent", window=0,
+                 activations={"decodes": (heads + n * (2 * r + rope)) * shape.width}, **common),
+        Operator("expand", "gemm", per="prefill_tokens", flops={"prefill_keys": expand}, row="latent", window=0,
+                 kv={"prefill_keys": key_bytes + up.outputs * shape.width}, **common),
+        Operator("attention_decode", "mla_decode", per="decodes", flops={"decode_keys": 2 * n * (2 * r + rope)},
+                 kv={"decode_keys": key_bytes / context}, window=window,
+                 activations={"decodes": n * (2 * r + rope) * context * shape.width}, **common),
+        Operator("attention_prefill", "mla_prefill", per="prefill_tokens", flops={"prefill_pairs": 2 * heads},
+                 kv={"prefill_keys": heads * shape.width}, window=window,
+                 activations={"prefill_tokens": heads * shape.width}, **common),
+        *shape.collective("all_gather", count, context, n * (r + rope) * context),
+        *shape.collective("reduce_scatter", count, context, n * r),
+    ]  # fmt: skip
+
+
+def _indexer(attention: Attention, shape: Pass, count: int) -> list[Operator]:
+    """DeepSeek-V3.2's lightning indexer: every query's few narrow heads meet every key, in FP8 (whole on every rank).
+
+    What it leaves, index_topk keys per query, is what the attention sees: a window's worth.
+    """
+    pair = 2 * attention.index_num_heads * attention.index_head_dim
+    keys = float(attention.index_bytes_per_token)
+    queries = attention.index_num_heads * attention.index_head_dim
+    common = {"dtype": "fp8", "count": count, "row": "indexer"}
+    return [
+        Operator("index_cache_write", "elementwise", shape.dtype, count, "tokens",
+                 kv={"tokens": keys}, activations={"tokens": attention.index_head_dim * shape.width}),
+        Operator("index_decode", "attention_decode", per="decodes", flops={"decode_keys": pair},
+                 kv={"decode_keys": keys}, activations={"decodes": queries}, **common),
+        Operator("index_prefill", "attention_prefill", per="prefill_tokens", flops={"prefill_pairs": pair},
+                 kv={"prefill_keys": keys}, activations={"prefill_tokens": queries}, **common),
+    ]  # fmt: skip
+
+
+def _recurrent(attention: Attention, shape: Pass, count: int) -> list[Operator]:
+    """A layer with a state instead of keys (gated delta rule): a window of one key, which stands for the state.
+
+    A decode reads and writes the state: 4 multiplications with it (decay, prediction, update, output). Prefill works
+    in chunks: per chunk the state is read and written, and tokens meet those of their own chunk.
+    """
+    n, k, v = attention.num_heads, attention.head_dim, attention.v_head_dim
+    state = 2 * attention.state_bytes(shape.width)
+    moved = (2 * attention.key_width + 2 * attention.value_width) * shape.width
+    inside = n * DELTA_CHUNK * 2 * (2 * k + v)
+    common = {"dtype": shape.dtype, "count": count, "window": 1, "row": "state"}
+    return [
+        shape.elementwise("conv1d", count, 2 * attention.conv_width, attention.vector_params),
+        Operator("recurrent_decode", "recurrent", per="decodes", flops={"decode_keys": 8 * n * k * v},
+                 kv={"decode_keys": state}, activations={"decodes": moved}, **common),
+        Operator("recurrent_prefill", "recurrent", per="prefill_tokens",
+                 flops={"prefill_pairs": inside + 8 * n * k * v}, kv={"prefill_keys": state / DELTA_CHUNK},
+                 activations={"prefill_tokens": moved}, **common),
+        shape.elementwise("gated_norm", count, 3 * attention.value_width),
+    ]  # fmt: skip
+
+
+def _cross(cross: Attention, shape: Pass, count: int) -> list[Operator]:
+    """Cross attention of an encoder-decoder, whose keys and values are the encoder's output.
+
+    With as many encoder as decoder layers a prompt token in the encoder costs what a decoded token does in the
+    decoder: the two projections of its cross keys and values against cross query and output; and a decoded token sees
+    prompt and output together, in one attention or the other. So one pass over one stack stands for both.
+    """
+    h, inner = shape.hidden_size, cross.num_heads * cross.head_dim
+    return [
+        shape.gemm(Linear("cross_q_proj", h, inner), "attention", count),
+        Operator("cross_attention", "attention_decode", shape.dtype, count, "decodes",
+                 activations={"decodes": 2 * inner * shape.width}, row="cross"),
+        shape.gemm(Linear("cross_o_proj", inner, h), "attention", count),
+    ]  # fmt: skip

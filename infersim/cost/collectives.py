@@ -1,0 +1,91 @@
+"""Collectives as latency and bandwidth: bytes on the wire by algorithm, phases, and the links that they cross.
+
+    t = phases * fixed + bytes on the wire / achieved bandwidth, of the algorithm that is fastest for the size
+
+A message of S bytes (what the collective leaves on each of n ranks; of an all-to-all, what each rank has) makes a rank
+send, and receive, `wire_factor` x S. Since the bytes are the algorithm's own, no share of the link exceeds 1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from infersim.spec.hardware import Hardware
+
+from .efficiency import RING_HOP, efficiency
+
+ALGORITHMS = {
+    "all_reduce": ("one_shot", "two_shot"),
+    "all_gather": ("direct",),
+    "reduce_scatter": ("direct",),
+    "all_to_all": ("direct",),
+    "send": ("direct",),
+}
+PHASES = {"one_shot": 1, "two_shot": 2, "ring": 2, "in_switch": 1, "direct": 1}
+"""synchronisations of all ranks; in aiconfigurator's custom_allreduce (H100, 8 GPUs, graph) the two-shot kernel, which
+vLLM takes from 256 KiB on, starts at twice the 4.6 us of the one-shot kernel"""
+
+# A node's devices reach others through one network card each, 400 Gbit/s (NVIDIA's DGX and HGX H100 and B200 reference
+# designs). Shares and latency are assumed: NCCL over InfiniBand is commonly quoted at 80 to 90 % and 10 to 20 us.
+NETWORK_BANDWIDTH, NETWORK_SHARE, NETWORK_FIXED = 50e9, 0.8, 15e-6
+
+
+def wire_factor(kind: str, algorithm: str, ranks: int) -> float:
+    """Bytes that a rank sends per byte of the message.
+
+    all_reduce: one_shot, every rank sends all to all others; two_shot and ring, a reduce-scatter and an all-gather;
+    in_switch (NVLink SHARP), once up to be reduced and its part once more.
+    """
+    n = ranks
+    if kind == "send":
+        return 1.0
+    if kind == "all_reduce":
+        return {"one_shot": n - 1.0, "two_shot": 2 * (n - 1) / n, "ring": 2 * (n - 1) / n, "in_switch": 1 + 1 / n}[
+            algorithm
+        ]
+    return (n - 1) / n
+
+
+def joined(hardware: Hardware, ranks: int) -> bool:
+    """Whether the scale-up link joins so many devices; if not, they meet over PCIe or a network."""
+    return ranks <= hardware.link.domain_size
+
+
+def node_size(hardware: Hardware) -> int:
+    """Devices of one node: what the link joins, and at least the 8 that a host's PCIe does."""
+    return max(8, hardware.link.domain_size)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a device makes of one collective among `ranks`: seconds as the least of a few straight lines in the size.
+
+    lines: (fixed seconds, seconds per byte of the message) of each algorithm.
+    """
+
+    lines: tuple[tuple[float, float], ...]
+
+    def seconds(self, size) -> np.ndarray:
+        """Seconds for a message of `size` bytes (number or array)."""
+        times = [fixed + per_byte * np.asarray(size, dtype=float) for fixed, per_byte in self.lines]
+        return np.minimum.reduce(times)
+
+
+def collective(hardware: Hardware, kind: str, dtype: str, ranks: int) -> Collective:
+    """The collective on this device's links; across nodes it has a part inside them and a part between."""
+    shares = efficiency(hardware, "collective", dtype)
+    local = min(ranks, node_size(hardware))
+    if joined(hardware, local):
+        bandwidth = shares.bandwidth * hardware.link.bandwidth
+        lines = [(PHASES[name] * shares.fixed, wire_factor(kind, name, local) / bandwidth) for name in ALGORITHMS[kind]]
+    else:  # a ring over PCIe
+        bandwidth = shares.bandwidth * (hardware.pcie_bandwidth or hardware.link.bandwidth)
+        hops = 2 * (local - 2) if kind == "all_reduce" else max(local - 2, 0)
+        lines = [(shares.fixed + hops * RING_HOP, wire_factor(kind, "ring", local) / bandwidth)]
+    nodes = -(-ranks // local)
+    if nodes > 1:
+        # every device exchanges its share of the message with its peers in the other nodes
+        between = wire_factor(kind, "ring", nodes) / (NETWORK_SHARE * NETWORK_BANDWIDTH)
+        between *= 1.0 if kind in ("all_to_all", "send") else 1.0 / local
+        lines = [(fixed + PHASES["ring"] * NETWORK_FIXED, per_byte + between) for fixed, per_byte in lines]
+    return Collective(tuple(lines))

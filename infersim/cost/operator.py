@@ -1,0 +1,129 @@
+"""An operator: some equal kernels of one pass, their FLOPs, and bytes by what they are (weights, KV, activations)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infersim.models.architecture import Linear
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import BYTES, Precision
+
+from .formats import UNPACKED_FOR, Kernel, matrix_bytes
+from .moe import Routing
+
+Sums = Mapping[str, float | np.ndarray]
+"""What a step is reduced to, one number each (or arrays, for many steps): step is 1; tokens are new tokens, sequences
+scheduled sequences; decodes are sequences with one new token, decode_keys the keys that they see; prefill_tokens are
+the new tokens of the others, prefill_keys the keys that these see, prefill_pairs their query-key pairs after the causal
+mask, query_tiles their blocks of engine.state.QUERY_TILE queries. Keys and pairs are those of one window. experts and
+expert_tokens follow from the tokens by an operator's routing."""
+
+Amount = Mapping[str, float]
+"""sum -> coefficient: a linear function of the sums of a step"""
+
+
+def evaluate(amount: Amount, sums: Sums) -> float | np.ndarray:
+    """The value of a linear function of the sums."""
+    return sum(coefficient * sums[name] for name, coefficient in amount.items())
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`count` equal kernels of one pass. Amounts are those of one kernel, on one rank.
+
+    flops in FLOP; weights, kv and activations are bytes of memory traffic; message is what a collective among `ranks`
+    leaves on each of them, in bytes. The operator runs in a step if the sum `per` is positive.
+    """
+
+    name: str
+    operator_class: str
+    dtype: str
+    """of a matrix the format of its weights, else that of the elements: which efficiency holds"""
+    count: int
+    per: str
+    flops: Amount = field(default_factory=dict)
+    weights: Amount = field(default_factory=dict)
+    kv: Amount = field(default_factory=dict)
+    activations: Amount = field(default_factory=dict)
+    message: Amount = field(default_factory=dict)
+    ranks: int = 1
+    window: int = 0
+    """keys visible to a query, 0 for all, below 0 those of its own chunk of so many: which attention sums count"""
+    row: str = ""
+    """attention kernels of one window that run after one another, rather than on different layers, differ in it"""
+    rate: str = ""
+    """dtype of the arithmetic, if it is not `dtype`"""
+    unpack: Amount = field(default_factory=dict)
+    """weights that are turned back into 16 bits"""
+    routing: Routing | None = None
+    """of a mixture of experts: what gives `experts` (touched) and `expert_tokens` (computed), of the busiest rank"""
+    shared: bool = False
+    """its tokens are those of all data-parallel ranks"""
+
+    def routed(self, sums: Sums) -> Sums:
+        """The sums, with those that follow from the routing."""
+        if self.routing is None:
+            return sums
+        tokens, routing = sums["tokens"], self.routing
+        busiest = routing.imbalance(tokens)
+        most = routing.num_experts / routing.ranks
+        experts = np.minimum(routing.touched(tokens) * busiest, most)
+        return {**sums, "experts": experts, "expert_tokens": routing.computed(tokens) * busiest}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What all operators of one pass share."""
+
+    hidden_size: int
+    precision: Precision
+    parallelism: Parallelism
+    kernels: dict[str, Kernel]
+
+    @property
+    def dtype(self) -> str:
+        """Of activations."""
+        return self.precision.activations
+
+    @property
+    def width(self) -> float:
+        """Bytes of an activation."""
+        return BYTES[self.dtype]
+
+    def gemm(self, linear: Linear, part: str, count: int, per: str = "tokens", read: float = 1.0) -> Operator:
+        """One linear layer: the matrix, and where its format wants it the inputs turned into it. `read` 0: the
+        matrix is not counted (another operator reads it)."""
+        kernel = self.kernels[part]
+        inputs = linear.inputs * (self.width + 2 * kernel.activation_bytes)
+        unpack = linear.inputs * linear.outputs if kernel.dequantised else 0
+        return Operator(
+            linear.name, "gemm", kernel.format, count, per,
+            flops={per: 2 * linear.inputs * linear.outputs},
+            weights={"step": matrix_bytes(linear, kernel, self.width) * read},
+            activations={per: inputs + linear.outputs * self.width},
+            rate=kernel.rate,
+            unpack={"step": unpack, per: unpack / UNPACKED_FOR} if unpack else {},
+        )  # fmt: skip
+
+    def elementwise(self, name: str, count: int, elements: float, weights: float = 0.0, per: str = "tokens"):
+        """A kernel that moves `elements` activations per token, and reads `weights` parameters."""
+        read = {"step": weights * self.width} if weights else {}
+        return Operator(name, "elementwise", self.dtype, count, per, weights=read,
+                        activations={per: elements * self.width})  # fmt: skip
+
+    def norm(self, name: str, params: float, count: int) -> Operator:
+        """A norm with the residual addition in front: both are read and written."""
+        return self.elementwise(name, count, 4 * self.hidden_size, params)
+
+    def all_reduce(self, count: int) -> list[Operator]:
+        """The sum of the ranks' hidden states."""
+        return self.collective("all_reduce", count, self.parallelism.tensor, self.hidden_size)
+
+    def collective(
+        self, kind: str, count: int, ranks: int, elements: float, per: str = "tokens", shared: bool = False
+    ) -> list[Operator]:
+        if ranks == 1 or count == 0:
+            return []
+        message = {per: elements * self.width}
+        return [Operator(kind, "collective", self.dtype, count, per, message=message, ranks=ranks, shared=shared)]

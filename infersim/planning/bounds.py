@@ -1,0 +1,87 @@
+"""What no deployment of a kind can do, whatever its software: floors on latency, and on GPU time per request.
+
+Bytes at peak bandwidth, FLOPs at peak rate, no overhead: what these forbid need not be simulated.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from infersim.cost.floors import floor_itl, floor_ttft
+from infersim.cost.operators import evaluate, forward_pass
+from infersim.deployment import Deployment, deployment_of
+from infersim.spec.scenario import Scenario
+from infersim.workload.build import build_requests
+
+PERCENT = {"p50": 50, "median": 50, "p90": 90, "p95": 95, "p99": 99}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """latency: slo key -> ms at least; rate: requests per second that one replica can sustain at most."""
+
+    deployment: Deployment
+    latency: dict[str, float]
+    rate: float
+
+    def violated(self, limits: dict[str, float]) -> list[tuple[str, float, float]]:
+        """(slo key, floor, limit) of the limits that cannot be held."""
+        return [(key, self.latency[key], limit) for key, limit in limits.items() if self.latency.get(key, 0) > limit]
+
+
+def bounds_of(scenario: Scenario) -> Bounds:
+    """The bounds of one replica of the scenario. InputError if it would not start."""
+    deployment = deployment_of(scenario)
+    requests = build_requests(scenario.workload, scenario.simulation.seed, Path())
+    prompts, outputs = requests.prompt_tokens.astype("f8"), requests.output_tokens.astype("f8")
+    return Bounds(deployment, _latency(scenario, deployment, prompts, outputs), _rate(deployment, prompts, outputs))
+
+
+def _latency(scenario: Scenario, deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
+    """A request's ttft is at least its prompt's floor, its tpot a lone sequence's, which rise with the prompt: their
+    percentiles are at least those floors of the prompts' percentiles. e2el likewise, by its output tokens."""
+    parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
+    floors = {}
+    for key in scenario.slo.limits:
+        statistic, metric, _ = key.split("_")
+        percent = PERCENT.get(statistic)
+        prompt, output = (
+            (float(x.min()), float(x.mean())) if percent is None else (float(np.percentile(x, percent)),) * 2
+            for x in (prompts, outputs)
+        )
+        if metric == "ttft":
+            floors[key] = floor_ttft(*parts, max(int(prompt[0]), 1)) * 1e3
+        elif metric == "tpot":
+            floors[key] = floor_itl(*parts, int(prompt[0])) * 1e3
+        elif metric == "e2el":
+            floors[key] = (output[1] - 1) * floor_itl(*parts, 1) * 1e3
+        else:  # itl: pooled over tokens, of which no percentile is known
+            floors[key] = floor_itl(*parts, int(prompts.min())) * 1e3
+    return floors
+
+
+def _rate(deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> float:
+    """1 / the GPU time that a request takes at least.
+
+    FLOPs at peak; or bytes at peak bandwidth: its keys once per token, and its share of the weights, which are read
+    once per step: a step holds at most max_num_seqs sequences, and keys of at most what the KV cache holds.
+    """
+    hardware, engine, memory = deployment.hardware, deployment.engine, deployment.memory
+    operators = forward_pass(deployment.model, deployment.precision, deployment.parallelism.tensor)
+    tokens = float((prompts + outputs - 1).mean())
+    decodes = float((outputs - 1).mean())
+    keys = float(((outputs - 1) * prompts + (outputs - 1) * outputs / 2).mean())
+    compute = key_bytes = weights = 0.0
+    for op in operators:
+        visible = 1.0 if not op.window else min(1.0, op.window * decodes / max(keys, 1.0))
+        sums = {"step": 0.0, "tokens": tokens, "sequences": decodes + 1, "decodes": decodes,
+                "decode_keys": keys * visible, "prefill_tokens": 0.0, "prefill_keys": 0.0, "prefill_pairs": 0.0,
+                "query_tiles": 0.0}  # fmt: skip
+        weights += op.count * op.weights.get("step", 0.0)
+        key_bytes += op.count * op.kv.get("decode_keys", 0.0) * sums["decode_keys"]
+        if op.flops:
+            compute += op.count * float(evaluate(op.flops, sums)) / hardware.flops[op.dtype]
+    room = memory.num_gpu_blocks * memory.block_size
+    steps = max(decodes / engine.max_num_seqs, keys / room if not any(g.window for g in memory.kv_groups) else 0.0)
+    return 1 / max(compute, (key_bytes + steps * weights) / hardware.memory_bandwidth, 1e-12)

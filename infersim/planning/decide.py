@@ -1,0 +1,126 @@
+"""Does a deployment hold its limits at a rate? Replications until the answer is statistically clear."""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from infersim.metrics.confidence import student_t
+from infersim.metrics.latency import measure
+from infersim.metrics.result import Result
+from infersim.metrics.verdict import judge
+from infersim.run import run
+from infersim.spec.scenario import Scenario
+
+LEAST, MOST = 4, 10  # replications
+FAR = 2.0  # one replication at so many times a limit is clear by itself
+MEAN_LEVEL = 0.95  # one-sided, of the mean over replications
+RUN_LEVEL = 0.99  # one-sided, of one more replication: what a user would see
+
+
+@dataclass(frozen=True)
+class Decision:
+    """state: met, missed or unclear, the last after as many replications as are worth their time.
+
+    limits: per limit its mean, the upper 95 % bound of the mean, the upper 99 % bound of one more run, all in the
+    limit's unit; metrics: means over replications; rate: requests per second that were completed.
+    """
+
+    state: str
+    replications: int
+    saturated: bool
+    limits: list[dict[str, Any]]
+    metrics: dict[str, float | None]
+    rate: float
+    result: Result
+
+    @property
+    def met(self) -> bool:
+        return self.state == "met"
+
+    @property
+    def margin(self) -> float:
+        """Share of the tightest limit that the mean leaves free."""
+        return min(1 - limit["mean"] / limit["limit"] for limit in self.limits)
+
+    @property
+    def tightest(self) -> dict[str, Any]:
+        return max(self.limits, key=lambda limit: limit["mean"] / limit["limit"])
+
+
+def deployed(scenario: Scenario, replicas: int, rate: float, seed: int) -> Scenario:
+    """So many replicas at a request rate of the whole, one replication."""
+    return scenario.model_copy(
+        update={
+            "cluster": scenario.cluster.model_copy(update={"replicas": replicas}),
+            "workload": scenario.workload.model_copy(update={"request_rate": rate}),
+            "simulation": scenario.simulation.model_copy(update={"seed": seed, "replications": 1}),
+        }
+    )
+
+
+def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: float | None = None) -> Decision:
+    """Whether so many replicas hold the SLO of the scenario at `rate` together, in every run rather than on average.
+
+    Met: the upper 99 % prediction bound of each limited statistic is within its limit (Student's t, after at least 4
+    replications). Missed: the lower 95 % bound of a mean is above its limit, or the load cannot be kept up with.
+    InputError if it cannot run.
+    """
+    runs: list[dict[str, float | None]] = []
+    for replication in range(MOST):
+        result = run(deployed(scenario, replicas, rate, scenario.simulation.seed + replication))[0]
+        if result.interrupted:
+            raise KeyboardInterrupt
+        runs.append(measure(result))
+        saturated = judge(result).state != "stable" or not result.completed.all()
+        limits = _limits(scenario, runs, min_goodput_share)
+        if saturated or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
+            state = "missed"
+        elif len(runs) < LEAST:
+            continue
+        elif any(limit["lower"] > limit["limit"] for limit in limits):
+            state = "missed"
+        elif all(limit["run_upper"] <= limit["limit"] for limit in limits):
+            state = "met"
+        elif len(runs) < MOST:
+            continue
+        else:
+            state = "unclear"
+        means = {
+            name: fmean(r[name] for r in runs) if all(r[name] is not None for r in runs) else None for name in runs[0]
+        }
+        return Decision(state, len(runs), saturated, limits, means, means["request_throughput"] or 0.0, result)
+    raise AssertionError("the last replication decides")
+
+
+def _limits(
+    scenario: Scenario, runs: list[dict[str, float | None]], min_goodput_share: float | None
+) -> list[dict[str, Any]]:
+    limits = [
+        _bounds(name, limit, [_value(r[name.replace("p50_", "median_")]) for r in runs])
+        for name, limit in scenario.slo.limits.items()
+    ]
+    if min_goodput_share is not None:
+        shares = [(r["request_goodput"] or 0.0) / (r["request_throughput"] or math.inf) for r in runs]
+        limits.append(_bounds("bad_share", 1 - min_goodput_share, [1 - share for share in shares]))
+    return limits
+
+
+def _value(value: float | None) -> float:
+    return 0.0 if value is None else value  # no request had two tokens, say: nothing that could be late
+
+
+def _bounds(name: str, limit: float, values: list[float]) -> dict[str, Any]:
+    n, mean = len(values), fmean(values)
+    spread = stdev(values) if n > 1 else 0.0
+    half = student_t(MEAN_LEVEL, n - 1) * spread / math.sqrt(n) if n > 1 else 0.0
+    run = student_t(RUN_LEVEL, n - 1) * spread * math.sqrt(1 + 1 / n) if n > 1 else 0.0
+    return {
+        "name": name,
+        "limit": limit,
+        "mean": mean,
+        "lower": mean - half,
+        "upper": mean + half,
+        "run_upper": mean + run,
+        "met": mean + run <= limit,
+    }

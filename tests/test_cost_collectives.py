@@ -1,0 +1,53 @@
+"""Collectives: bytes on the wire by algorithm, lines in the size, links and networks."""
+
+import numpy as np
+import pytest
+
+from infersim.cost.collectives import ALGORITHMS, collective, wire_factor
+from infersim.spec.hardware import load_hardware
+from infersim.spec.resources import names
+
+KINDS = tuple(ALGORITHMS)
+
+
+def test_bytes_on_the_wire():
+    """Textbook factors: what a rank sends per byte of the message."""
+    assert wire_factor("all_reduce", "ring", 8) == wire_factor("all_reduce", "two_shot", 8) == 2 * 7 / 8
+    assert wire_factor("all_reduce", "one_shot", 8) == 7
+    assert wire_factor("all_reduce", "in_switch", 8) == 1 + 1 / 8
+    assert wire_factor("all_gather", "direct", 8) == wire_factor("all_to_all", "direct", 8) == 7 / 8
+    for ranks in (2, 4, 8):  # no algorithm sends less than reading the sum takes
+        assert all(wire_factor("all_reduce", name, ranks) >= 1 for name in ("one_shot", "ring", "in_switch"))
+
+
+@pytest.mark.parametrize("name", names("hardware_profiles"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_collective_beats_its_link(name, kind):
+    hardware = load_hardware(name)
+    for ranks in (2, 4, 8):
+        size = np.array([1e3, 1e6, 1e9])
+        seconds = collective(hardware, kind, "bf16", ranks).seconds(size)
+        link = hardware.link.bandwidth if ranks <= hardware.link.domain_size else hardware.pcie_bandwidth
+        least = min(wire_factor(kind, algorithm, ranks) for algorithm in ALGORITHMS[kind])
+        if link:
+            assert (seconds >= least * size / link).all()
+        assert (np.diff(seconds) > 0).all()
+
+
+def test_small_messages_go_in_one_shot_and_large_ones_in_two():
+    lines = collective(load_hardware("h100-sxm"), "all_reduce", "bf16", 8)
+    (fixed, per_byte), (later, slope) = lines.lines
+    assert later > fixed
+    assert slope < per_byte
+    assert lines.seconds(2048) == pytest.approx(fixed + 2048 * per_byte)
+    assert lines.seconds(2**26) == pytest.approx(later + 2**26 * slope)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_across_nodes_it_takes_longer(kind):
+    hardware = load_hardware("h100-sxm")
+    size = np.array([1e4, 1e8])
+    inside = collective(hardware, kind, "bf16", 8).seconds(size)
+    across = collective(hardware, kind, "bf16", 16).seconds(size)
+    assert (across > inside + 1e-5).all()
+    assert (collective(load_hardware("gb200"), kind, "bf16", 16).seconds(size) < across).all()  # one domain of 72

@@ -1,0 +1,104 @@
+"""Experts that a step touches, and how their work falls on ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infersim.cost.moe import TILE, Routing
+from infersim.cost.operators import forward_pass
+from infersim.models.architecture import MoE
+from infersim.models.catalog import load_model
+from infersim.spec.hardware import load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
+
+H100 = load_hardware("h100-sxm")
+
+
+def test_touched_experts_have_a_closed_form():
+    """Evenly popular: E (1 - (1 - k / E) ** tokens)."""
+    tokens = np.array([0, 1, 2, 7, 64, 1000, 5000, 16384])
+    expected = 256 * (1 - (1 - 8 / 256) ** tokens)
+    assert Routing(256, 8).touched(tokens) == pytest.approx(expected, rel=1e-4)
+    assert Routing(256, 8, ranks=8).touched(tokens) == pytest.approx(expected / 8, rel=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    experts=st.sampled_from([8, 60, 128, 384]),
+    k=st.integers(1, 8),
+    skew=st.floats(0, 1.5),
+    tokens=st.integers(1, 400),
+)
+def test_touched_experts_are_those_that_draws_touch(experts, k, skew, tokens):
+    """Each expert independently with its chance, 400 draws."""
+    routing = Routing(experts, k, skew=skew)
+    chances = routing.chances
+    assert chances.sum() == pytest.approx(k, rel=1e-6)
+    assert (np.diff(chances) <= 0).all()
+    rng = np.random.default_rng(0)
+    drawn = [(rng.random((tokens, experts)) < chances).any(axis=0).sum() for _ in range(400)]
+    assert routing.touched(tokens) == pytest.approx(np.mean(drawn), rel=0.03, abs=0.3)
+
+
+def test_skew_touches_fewer_experts_and_loads_ranks_unevenly():
+    even, skewed = Routing(128, 8, 8), Routing(128, 8, 8, skew=1.0)
+    assert skewed.touched(64) < even.touched(64)
+    assert even.imbalance(10**7) == pytest.approx(1, abs=0.01)
+    assert skewed.imbalance(10**7) > 1.05
+    assert even.imbalance(8) > even.imbalance(800) > 1
+    assert even.imbalance(1) <= 8
+
+
+def test_small_batches_fill_tiles():
+    """One token in each of 8 experts computes 8 tiles; thousands per expert half a tile more."""
+    routing = Routing(256, 8)
+    assert routing.computed(1) == pytest.approx(8 * TILE, rel=1e-6)
+    assert routing.computed(16384) == pytest.approx(16384 * 8 + 256 * TILE / 2, rel=1e-3)
+
+
+def experts_of(model, parallelism=None, precision=None):
+    operators = forward_pass(load_model(model), H100, precision or Precision(weights="bf16"), parallelism)
+    return [op for op in operators if op.operator_class == "moe"]
+
+
+@pytest.mark.parametrize("name", ["Mixtral-8x7B", "Qwen3-30B-A3B", "gpt-oss-20b", "DeepSeek-V3", "Llama-4-Scout"])
+def test_all_experts_touched_are_all_parameters_of_the_experts(name):
+    model = load_model(name)
+    h = model.hidden_size
+    moes = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE)]
+    params = sum(moe.num_experts * moe.expert.num_params(h) for moe in moes)
+    everything = {"tokens": 10**6, "step": 1}
+    read = sum(op.count * op.weights["experts"] * op.routed(everything)["experts"] for op in experts_of(name))
+    assert read == pytest.approx(2 * params, rel=1e-3)
+
+
+def test_ranks_share_the_experts_either_way():
+    """Cut or dealt out, ranks together hold and compute what one does, but for chance imbalance."""
+    tokens = {"tokens": 10**6, "step": 1}
+
+    def work(parallelism):
+        (op,) = experts_of("Qwen3-30B-A3B", parallelism)
+        sums = op.routed(tokens)
+        return np.array([op.weights["experts"] * sums["experts"], op.flops["expert_tokens"] * sums["expert_tokens"]])
+
+    one = work(Parallelism())
+    for parallelism in (Parallelism(tensor=4), Parallelism(tensor=4, expert=4), Parallelism(tensor=4, expert=2)):
+        assert work(parallelism) * 4 == pytest.approx(one, rel=0.01)
+
+
+def test_data_parallel_ranks_send_tokens_to_their_experts():
+    """All-to-all there and back, a token to at most as many ranks as it has experts; without expert parallelism all
+    tokens go everywhere."""
+    model = load_model("Qwen3-30B-A3B")
+
+    def collectives(**parallelism):
+        operators = forward_pass(model, H100, Precision(), Parallelism(**parallelism))
+        return {op.name: op for op in operators if op.message and op.shared}
+
+    sent = collectives(attention_data=8, expert=8)
+    assert sent.keys() == {"all_to_all"}
+    assert 0 < sent["all_to_all"].message["tokens"] <= 2048 * 2 * 8 / 8
+    assert collectives(attention_data=8).keys() == {"all_gather", "reduce_scatter"}
+    assert not collectives(tensor=8, expert=8)

@@ -1,0 +1,223 @@
+"""Plans: the search finds what exhaustive simulation finds, and its answers hold."""
+
+import json
+import time
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from infersim.cli.app import app
+from infersim.explain.cost import num_gpus
+from infersim.metrics.latency import measure
+from infersim.metrics.verdict import judge
+from infersim.planning.bounds import bounds_of
+from infersim.planning.decide import decide, deployed
+from infersim.planning.search import plan, search
+from infersim.run import run
+from infersim.spec.errors import InputError
+from infersim.spec.plan import load_plan, parallelisms
+from infersim.spec.scenario import load_scenario
+
+SMALL = {
+    "model": "Llama-3.1-8B",
+    "workload": {"request_rate": 20, "num_requests": 300, "input_tokens": 500, "output_tokens": {"uniform": [50, 150]}},
+    "slo": {"p99_ttft_ms": 500, "p99_tpot_ms": 40},
+    "max_gpus": 4,
+    "candidates": {
+        "hardware": ["l4", "l40s", "a100-sxm-80gb", "h100-sxm"],
+        "precision": [{"weights": "bf16"}, {"weights": "bf16", "kv_cache": "fp8"}],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Writes SMALL with changes to a file; returns its path."""
+
+    def write(**changes):
+        path = tmp_path / "plan.yaml"
+        path.write_text(yaml.safe_dump(SMALL | changes))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("rate", [6, 20, 60])
+def test_exhaustive_simulation_finds_the_same(small, rate):
+    """Every candidate with every number of replicas, simulated: none that holds the SLO is cheaper than the answer."""
+    path = small(workload=SMALL["workload"] | {"request_rate": rate})
+    answer = plan(path)
+    the_plan, candidates = load_plan(path)
+    costs = []
+    for candidate in candidates:
+        for replicas in range(1, the_plan.max_gpus // candidate.parallelism.num_gpus + 1):
+            try:
+                decision = decide(candidate, replicas, rate)
+            except InputError:
+                continue
+            if decision.met:
+                price = candidate.hardware.price
+                costs.append(num_gpus(candidate) * replicas * (price.low + price.high) / 2)
+    assert answer["feasible"] == bool(costs)
+    assert answer["best"]["slo_met"]
+    low, high = answer["best"]["cost"]["usd_per_hour"]
+    assert (low + high) / 2 == pytest.approx(min(costs))
+    assert answer["considered"] == len(candidates) == answer["simulated"] + answer["pruned"]
+    assert answer["simulated"] < len(candidates)
+    assert sum(answer["pruned_by"].values()) == answer["pruned"]
+
+
+@pytest.mark.parametrize("hardware", ["l4", "h100-sxm"])
+def test_bounds_are_below_what_is_simulated(small, hardware):
+    """No run is faster than a floor or completes more than the bound, at any load."""
+    scenario = next(s for s in load_plan(small())[1] if s.hardware.name == hardware and s.parallelism.num_gpus == 1)
+    bounds = bounds_of(scenario)
+    for rate in (1, 50, 1000):
+        metrics = measure(run(deployed(scenario, 1, rate, 0))[0])
+        for key, floor in bounds.latency.items():
+            assert metrics[key] >= floor, key
+        assert metrics["request_throughput"] <= bounds.rate
+
+
+def test_nothing_can_names_the_floor(small):
+    """A limit below physics is answered without a simulation, with the floor that forbids it."""
+    answer = plan(small(slo={"p99_ttft_ms": 1}))
+    assert not answer["feasible"]
+    assert answer["best"] is None
+    assert answer["simulated"] == 0
+    assert "p99_ttft_ms cannot be below" in answer["binding"]["text"]
+
+
+def test_nothing_can_by_simulation(small):
+    """A limit that floors allow and no engine holds is answered with the nearest miss."""
+    answer = plan(small(slo={"p99_ttft_ms": 20}, max_gpus=1))
+    assert not answer["feasible"]
+    assert answer["simulated"] > 0
+    assert "p99_ttft_ms" in answer["binding"]["text"]
+
+
+def test_largest_rate_is_the_edge(small):
+    """At the largest rate the SLO holds; at 10 % more it does not."""
+    path = small()
+    answer = plan(path)["best"]
+    scenario = _scenario_of(answer, path)
+    replicas = answer["deployment"]["replicas"]
+    assert decide(scenario, replicas, answer["largest_rate"]).met
+    assert not decide(scenario, replicas, 1.1 * answer["largest_rate"]).met
+    assert answer["headroom"] == pytest.approx(answer["largest_rate"] / 20 - 1)
+
+
+def test_goodput_objective_is_a_largest_rate(small):
+    """The most that max_gpus carries is more than the cheapest deployment for less does, and holds."""
+    most = plan(small(objective="goodput", candidates={"hardware": ["l40s", "h100-sxm"]}))
+    assert most["feasible"]
+    assert most["best"]["deployment"]["gpus"] == 4
+    assert most["best"]["deployment"]["hardware"] == "h100-sxm"
+    assert most["best"]["rate"] > plan(small())["best"]["largest_rate"]
+
+
+def test_objectives_count_different_things(small):
+    """Fewest GPUs is never more GPUs than cheapest."""
+    cheapest, fewest = plan(small()), plan(small(objective="gpus"))
+    assert fewest["best"]["cost"]["gpus"] <= cheapest["best"]["cost"]["gpus"]
+    assert fewest["best"]["cost"]["usd_per_hour"][1] >= cheapest["best"]["cost"]["usd_per_hour"][1]
+    energy = plan(small(objective="energy"))
+    assert (
+        energy["best"]["cost"]["joules_per_output_token"][1] <= cheapest["best"]["cost"]["joules_per_output_token"][1]
+    )
+
+
+def test_share_of_good_requests(small):
+    """min_goodput_share is a limit like the others."""
+    answer = plan(small(slo={"goodput": {"ttft_ms": 300, "tpot_ms": 40}}, min_goodput_share=0.95))
+    assert answer["feasible"]
+    assert answer["best"]["limits"][0]["name"] == "bad_share"
+    metrics = answer["best"]["metrics"]
+    assert metrics["request_goodput"] >= 0.95 * metrics["request_throughput"]
+
+
+@pytest.mark.slow
+def test_the_example_plan_holds_with_other_seeds():
+    """scenarios/plan-llama-70b.yaml: answered in time; of 20 runs with other seeds at least 19 hold the SLO."""
+    started = time.process_time()
+    answer = plan("plan-llama-70b")
+    assert time.process_time() - started < 20
+    best = answer["best"]
+    assert best["slo_met"]
+    assert all(limit["upper"] <= limit["limit"] for limit in best["limits"])
+    scenario = _scenario_of(best, "plan-llama-70b")
+    held = 0
+    for seed in range(1000, 1020):
+        result = run(deployed(scenario, best["deployment"]["replicas"], best["rate"], seed))[0]
+        metrics = measure(result)
+        within = all(metrics[name] <= limit for name, limit in scenario.slo.limits.items())
+        held += within and judge(result).state == "stable"
+    assert held >= 19
+    keys = {"feasible", "best", "runner_up", "binding", "considered", "simulated", "pruned"}
+    assert keys <= answer.keys()
+    assert {"deployment", "rate", "cost", "metrics", "slo_met"} <= best.keys()
+
+
+def _scenario_of(answer, path):
+    wanted = answer["deployment"]
+    return next(
+        s for s in load_plan(path)[1]
+        if s.hardware.name == wanted["hardware"]
+        and s.parallelism.model_dump(mode="json") == wanted["parallelism"]
+        and s.precision.model_dump(mode="json") == wanted["precision"]
+        and s.engine.preset == wanted["engine"]["preset"]
+    )  # fmt: skip
+
+
+def test_parallelisms_are_all_of_them():
+    """Powers of two whose product is at most max_gpus, each once."""
+    found = [tuple(p.values()) for p in parallelisms(16)]
+    assert len(found) == len(set(found)) == 35
+    assert parallelisms(1) == [{"tensor": 1, "pipeline": 1, "attention_data": 1}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"candidates": {}}, None),
+        ({"candidates": {"hardware": []}}, "candidates.hardware: must have at least one"),
+        ({"candidates": {"hardware": ["h100"]}}, "no such hardware profile"),
+        ({"candidates": {"hardware": ["h100-sxm"], "engine.presett": ["x"]}}, "did you mean preset"),
+        ({"objective": "money"}, "objective: must be one of"),
+        ({"slo": {}}, "slo: must have at least one limit"),
+        ({"workload": {"input_tokens": 1, "output_tokens": 1}}, "workload.request_rate: must be a finite rate"),
+        ({"max_gpus": 0}, "max_gpus: must be a whole number"),
+    ],
+)
+def test_wrong_plans(small, changes, message):
+    """One line that says where and what."""
+    outcome = CliRunner().invoke(app, ["plan", str(small(**changes))])
+    assert outcome.exit_code == 2
+    assert message is None or message in outcome.output
+    assert "Traceback" not in outcome.output
+
+
+def test_command_line(small):
+    """The answer on the terminal and as JSON; exit code 1 if nothing can; a plan is no scenario."""
+    shown = CliRunner().invoke(app, ["plan", str(small())])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("answer     Llama-3.1-8B on ")
+    document = json.loads(CliRunner().invoke(app, ["plan", str(small()), "--json"]).stdout)
+    assert document["best"]["slo_met"]
+    assert CliRunner().invoke(app, ["plan", str(small()), "--set", "slo.p99_ttft_ms=1"]).exit_code == 1
+    wrong = CliRunner().invoke(app, ["run", str(small())])
+    assert wrong.exit_code == 2
+    assert "must be given to infersim plan" in wrong.output
+
+
+def test_a_single_candidate_is_the_scenario(small):
+    """With nothing to choose, the decision is about the very scenario that `run` runs."""
+    path = small(candidates={"hardware": ["h100-sxm"], "parallelism": [{"tensor": 1}]})
+    the_plan, (scenario,) = load_plan(path)
+    answer = search(the_plan, [scenario])
+    data = {key: value for key, value in SMALL.items() if key not in ("candidates", "max_gpus")}
+    other = path.with_name("scenario.yaml")
+    other.write_text(yaml.safe_dump(data | {"hardware": "h100-sxm"}))
+    runs = [measure(run(load_scenario(other, [f"simulation.seed={seed}"]))[0]) for seed in range(4)]
+    assert answer["best"]["metrics"]["p99_ttft_ms"] == pytest.approx(sum(r["p99_ttft_ms"] for r in runs) / 4)
