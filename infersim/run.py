@@ -53,6 +53,14 @@ def _check_ranks(kinds: list[tuple[Deployment, int, float]]) -> None:
         )
 
 
+def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
+    """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
+    kinds = deployments_of(scenario)
+    _check_ranks(kinds)
+    specs = [ReplicaSpec(deployment.knobs(), deployment.step_cost()) for deployment, _, _ in kinds]
+    return _simulate(scenario, kinds, specs, requests, scenario.simulation.seed, None, save_detailed)
+
+
 def is_drawn(workload: Workload) -> bool:
     """Whether anything in the workload depends on the seed. InputError for a trace that cannot be read."""
     return not _same(*(build_requests(workload, seed, Path()) for seed in (0, 1)))

@@ -289,3 +289,14 @@ def test_sums_of_floors_are_those_of_a_batch():
         batch = batch_sums([(0, 1000)], window)
         assert prefill_sums(1000)(window)["prefill_pairs"] == batch["prefill_pairs"]
         assert decode_sums(1000)(window)["decode_keys"] == batch_sums([(999, 1)], window)["decode_keys"]
+
+
+def test_worker_time_is_in_every_step():
+    plain, slower = (
+        compile_step_cost(*deployment("Llama-3.1-8B", "h100-sxm", **engine))
+        for engine in ({}, {"worker_step_time": 1e-3, "worker_sequence_time": 2e-5})
+    )
+    sequences = np.arange(len(plain.head))
+    assert (slower.linear - plain.linear)[1:, HOST] == pytest.approx(1e-3)
+    assert (slower.head - plain.head)[:, HOST] == pytest.approx(2e-5 * sequences)
+    assert (slower.linear - plain.linear).sum() == pytest.approx(1e-3 * (len(plain.linear) - 1))

@@ -19,6 +19,7 @@ ROOMS = {
     "explain",
     "planning",
     "report",
+    "calibration",
     "reproduce",
     "cli",
 }
@@ -33,6 +34,7 @@ ALLOWED = {
     "explain": {"spec", "models", "engine", "cost", "metrics"},
     "planning": {"spec", "models", "cost", "engine", "workload", "metrics", "explain"},  # and run
     "report": {"spec", "engine", "metrics", "explain"},
+    "calibration": ROOMS - {"cli"},
     "reproduce": ROOMS - {"cli"},
     "cli": ROOMS,
 }

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from . import compare, plan, reproduce, run, show, sweep
+from . import calibrate, compare, plan, reproduce, run, show, sweep, validate
 
 app = typer.Typer(
     help="How will this LLM deployment behave? A discrete-event simulator of inference serving.",
@@ -18,6 +18,8 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("sweep")(sweep.sweep)
+app.add_typer(calibrate.app, name="calibrate")
+app.command("validate")(validate.validate)
 app.add_typer(show.app, name="show")
 app.command("reproduce")(reproduce.reproduce)
 

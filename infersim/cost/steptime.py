@@ -3,7 +3,7 @@
 import numpy as np
 
 from infersim.engine.price import StepCost
-from infersim.engine.state import ATTENTION_PRICE, LAUNCH, MAX_ATTENTION_KINDS
+from infersim.engine.state import ATTENTION_PRICE, HOST, LAUNCH, MAX_ATTENTION_KINDS
 from infersim.models.architecture import Model
 from infersim.spec.engine import ResolvedEngine
 from infersim.spec.errors import InputError
@@ -69,6 +69,8 @@ def compile_step_cost(
             f"model: {model.name} has {len(rows)} different kinds of attention; at most {MAX_ATTENTION_KINDS} are"
             " modelled"
         )
+    linear[:, HOST] += engine.worker_step_time
+    head[:, HOST] += engine.worker_sequence_time * sequences
     linear[0] = head[0] = 0.0
     if shared is not None:
         shared[0] = 0.0

@@ -47,6 +47,10 @@ class EnginePreset:
     """CPU seconds of the engine core per sequence in a step"""
     host_request_time: float = 2e-3
     """CPU seconds of the API server per request before the scheduler sees it"""
+    worker_step_time: float = 0.0
+    """seconds per step in which the device waits for its worker even under async scheduling (inputs, sampling)"""
+    worker_sequence_time: float = 0.0
+    """seconds per sequence in a step, likewise"""
     host_source: str = (
         "assumed; between Scheduler.update_from_output alone (1.1 us per sequence, vLLM pull request 46112) and a"
         " whole 0.27.1 engine loop without a GPU (541 us per step, 12.7 us per running request, simllm pull request"
@@ -170,6 +174,10 @@ class Engine(Description):
     """CPU time of the engine core per sequence in a step"""
     host_request_time: Seconds | None = None
     """CPU time of the API server per request"""
+    worker_step_time: Seconds | None = None
+    """time per step in which the device waits for its worker even under async scheduling"""
+    worker_sequence_time: Seconds | None = None
+    """the same per sequence in a step"""
 
 
 @dataclass(frozen=True)
@@ -195,12 +203,15 @@ class ResolvedEngine:
     host_step_time: float
     host_sequence_time: float
     host_request_time: float
+    worker_step_time: float
+    worker_sequence_time: float
     origin: dict[str, str]
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 
 
 SAME_NAME = ("block_size", "gpu_memory_utilization", "long_prefill_token_threshold", "watermark", "async_scheduling",
-             "host_step_time", "host_sequence_time", "host_request_time")  # fmt: skip
+             "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
+             "worker_sequence_time")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory")
 
 

@@ -1,0 +1,167 @@
+"""Prediction against measurement: errors by metric and percentile, and what the rest points to."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from infersim.metrics.latency import METRICS, STATISTICS
+from infersim.metrics.verdict import Verdict, judge, judge_backlog
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import OperatorEfficiency
+from infersim.spec.scenario import Scenario
+
+from .overheads import setting
+from .replay import Predicted, predict
+from .results import Measured
+
+RATES = ("request_throughput", "output_throughput", "total_token_throughput")
+
+
+def validate(scenario: Scenario, runs: list[Measured], skip: int = 0) -> list[dict[str, Any]]:
+    """One JSON-ready document per run; the first `skip` requests are served but not compared."""
+    return [_validate(scenario, run, skip) for run in runs]
+
+
+def _validate(scenario: Scenario, run: Measured, skip: int) -> dict[str, Any]:
+    if skip and (run.requests is None or skip >= len(run.requests)):
+        raise InputError(f"{run.where}: --skip {skip} leaves nothing; must be below its number of requests")
+    rows = slice(skip, None) if run.requests is not None else slice(None)
+    predicted = predict(scenario, run, save_detailed=run.gaps is not None)
+    ours, theirs = predicted.metrics(rows), run.metrics(rows)
+    names = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS]
+    names += RATES if not skip else ()
+    theirs = theirs | _throughput(run, theirs)
+    errors = {
+        name: {"measured": theirs[name], "predicted": ours[name], "error": ours[name] / theirs[name] - 1}
+        for name in names
+        if theirs.get(name) and ours.get(name) is not None
+    }
+    return {
+        "where": run.where,
+        "requests": run.num_requests - skip,
+        "failed": run.failed,
+        "errors": errors,
+        "measured": _verdict(_judge(run, predicted)),
+        "predicted": _verdict(judge(predicted.result)),
+        "points_to": points_to(scenario, run, predicted, rows),
+        "notes": [*run.notes, *_notes(run)],
+    }
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    return asdict(verdict) if verdict else None
+
+
+def _notes(run: Measured) -> list[str]:
+    if run.requests is not None:
+        return []
+    return ["the client kept no requests (--save-detailed): the workload is drawn from the scenario"]
+
+
+def _judge(run: Measured, predicted: Predicted) -> Verdict | None:
+    """Whether the real server kept up; what a request takes alone is the prediction's."""
+    if run.requests is None or run.max_concurrency:
+        return None
+    outputs = run.requests.output_tokens
+    r = predicted.result.requests
+    alone = r["first_token"] - r["scheduled"] + float(np.nanmin(predicted.tpot, initial=math.inf)) * (outputs - 1)
+    return judge_backlog(run.requests.arrival, run.requests.arrival + run.e2el, np.where(outputs > 1, alone, 0.0))
+
+
+def _throughput(run: Measured, summary: dict[str, float]) -> dict[str, float]:
+    if run.requests is None:
+        return {}
+    if "request_throughput" in summary:
+        return {}
+    arrival = run.requests.arrival
+    if run.max_concurrency:  # sent later than they arrived, by what the file does not say
+        return {}
+    duration = float((arrival + run.e2el).max() - arrival.min())
+    outputs, prompts = int(run.requests.output_tokens.sum()), int(run.requests.prompt_tokens.sum())
+    return dict(zip(RATES, (len(arrival) / duration, outputs / duration, (outputs + prompts) / duration), strict=True))
+
+
+# --- what the residual points to --------------------------------------------------------------------------------------
+SHARE = 0.9  # by which a share of a device's peak is moved to see what it does
+POINTED = 0.3  # of the residual's square that a cause must explain to be named
+ALIKE = 0.03  # causes that explain as much within this are named too: the run cannot tell them apart
+SMALL = 0.02  # residuals whose root mean square is below say nothing
+
+
+def points_to(scenario: Scenario, run: Measured, predicted: Predicted, rows: slice) -> str:
+    """The causes that explain most of the residual of requests' TPOT and TTFT, and how much of it.
+
+    Each cause is moved a little; the pattern that it leaves over the requests is held against the residual's.
+    """
+    residual = _residual(predicted, run, rows)
+    if residual is None or len(residual) < 10:
+        return ""
+    size = float(np.sqrt(np.mean(residual**2)))
+    if size < SMALL:
+        return f"nothing: residuals of groups of requests are {size:.1%} of the measured"
+    found = []
+    for name, changed, amount in _causes(scenario, predicted):
+        pattern = _residual(predict(changed, run), run, rows) - residual
+        if pattern @ pattern > 1e-12:
+            factor = -float(pattern @ residual) / float(pattern @ pattern)
+            explained = 1 - float(np.sum((residual + factor * pattern) ** 2)) / float(residual @ residual)
+            found.append((explained, name, factor * amount))
+    if not found:
+        return ""
+    found.sort(reverse=True)
+    if found[0][0] < POINTED:
+        return f"no single cause (the best, {found[0][1]}, explains {found[0][0]:.0%} of the residual)"
+    return ", or ".join(_named(*row) for row in found if row[0] >= found[0][0] - ALIKE)
+
+
+def _named(explained: float, name: str, amount: float) -> str:
+    if name.startswith("engine."):
+        change = f"{amount * 1e3:+.3g} ms" if abs(amount) >= 1e-4 else f"{amount * 1e6:+.3g} us"
+    else:
+        change = f"{amount:+.0%} of its time"
+    return f"{name} ({change} explains {explained:.0%} of the residual)"
+
+
+GROUP = 10
+
+
+def _residual(predicted: Predicted, run: Measured, rows: slice) -> np.ndarray | None:
+    """Relative errors of TPOT, then of TTFT, of groups of consecutive requests."""
+    if run.requests is None:
+        return None
+    parts = []
+    for ours, theirs in ((predicted.tpot[rows], run.tpot[rows]), (predicted.ttft[rows], run.ttft[rows])):
+        known = ~np.isnan(theirs) & ~np.isnan(ours)
+        groups = max(1, int(known.sum()) // GROUP)
+        means = [
+            (float(a.mean()), float(b.mean()))
+            for a, b in zip(np.array_split(ours[known], groups), np.array_split(theirs[known], groups), strict=True)
+            if len(a)
+        ]
+        parts += [a / b - 1 for a, b in means]
+    return np.array(parts)
+
+
+def _causes(scenario: Scenario, predicted: Predicted):
+    """(name, scenario with it moved, by how much): overheads in s, shares of a peak as a change of time."""
+    engine, is_async = scenario.engine, predicted.result.engine.async_scheduling
+    for kind, amount in (("step", 0.5e-3), ("sequence", 10e-6), ("request", 5e-3)):
+        name = setting(kind, scenario, is_async)
+        now = getattr(predicted.result.engine, name)
+        yield f"engine.{name}", _with_engine(scenario, engine.model_copy(update={name: now + amount})), amount
+    hardware = scenario.hardware
+    for row in predicted.result.provenance:
+        for key, what in (("bandwidth", "bandwidth"), ("flops", "FLOP/s")):
+            if row["operator"] in ("launch", "collective", "elementwise") or row[key] * SHARE <= 0:
+                continue
+            fields = {name: row[name] for name in OperatorEfficiency.model_fields if name in row}
+            slower = OperatorEfficiency(**fields | {key: row[key] * SHARE})
+            efficiency = hardware.efficiency | {f"{row['operator']}.{row['dtype']}": slower}
+            changed = scenario.model_copy(update={"hardware": hardware.model_copy(update={"efficiency": efficiency})})
+            yield f"{row['operator']} {what} on {hardware.name}", changed, 1 / SHARE - 1
+
+
+def _with_engine(scenario: Scenario, engine: Any) -> Scenario:
+    return scenario.model_copy(update={"engine": engine})

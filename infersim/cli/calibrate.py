@@ -1,0 +1,96 @@
+"""`infersim calibrate`: make the answers true for a machine at hand."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from .guard import guarded
+
+app = typer.Typer(help="Make predictions true for a device or a server that was measured.", no_args_is_help=True)
+
+
+@app.command("server")
+@guarded
+def server(
+    results: Annotated[
+        list[str],
+        Argument(metavar="RESULTS...", help="Benchmark results: vllm bench serve, aiperf, guidellm JSON or CSV."),
+    ],
+    scenario: Annotated[str, Option(help="Name or path of the scenario that describes the server.")],
+    overrides: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.max_num_seqs=512.")
+    ] = None,
+    fit: Annotated[
+        list[str] | None, Option(metavar="KIND", help="What to fit: step, sequence, request. Default: all three.")
+    ] = None,
+    fit_requests: Annotated[
+        int | None, Option(min=1, help="Fit on the first so many of each run, report on the rest. Default: half.")
+    ] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="Write the overheads there, for a scenario.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace FILE.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+) -> None:
+    """Fit host and engine overheads of a live server from its benchmark results, best at several rates.
+
+    Everything else stays as the scenario says. Refuses what the results cannot tell, and says which run would.
+    """
+    import sys
+
+    from infersim.calibration.overheads import OVERHEADS, fit_overheads
+    from infersim.calibration.results import read_results
+    from infersim.explain.summary import finite
+    from infersim.files import replace_file
+    from infersim.report.calibration import overheads_lines
+    from infersim.report.files import to_json
+    from infersim.spec.base import near
+    from infersim.spec.errors import InputError
+    from infersim.spec.scenario import load_scenario
+
+    kinds = list(dict.fromkeys(fit or OVERHEADS))
+    if unknown := [kind for kind in kinds if kind not in OVERHEADS]:
+        raise InputError(f"--fit {kind[:40]}: no such overhead{near(kind, list(OVERHEADS))}" for kind in unknown)
+    _check_file(out, force)
+    description, runs = load_scenario(scenario, overrides or []), read_results(results)
+
+    def progress(done: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{done} simulations of {len(runs)} runs", end="", file=sys.stderr, flush=True)
+
+    try:
+        found = fit_overheads(description, runs, kinds, fit_requests, progress)
+    finally:
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    document = finite(
+        {
+            "engine": found.values,
+            "uncertainty": found.uncertainty,
+            "runs": [
+                {"where": run.where, "before": b, "after": a, "held_out": h, "fitted_requests": n,
+                 "held_out_requests": run.num_requests - n}
+                for run, b, a, h, n in zip(runs, found.before, found.after, found.held_out, found.fitted, strict=True)
+            ],
+        }
+    )  # fmt: skip
+    lines = overheads_lines(document)
+    if out is not None:
+        text = "\n".join(
+            [f"# infersim calibrate server on {', '.join(results)} with {scenario}; put it into a scenario", *lines[:1]]
+            + lines[1 : 1 + len(found.values)]
+            + [f"# {line}" for line in lines[1 + len(found.values) :]]
+        )
+        replace_file(out, lambda file: file.write(text.encode() + b"\n"), "--out")
+    print(to_json(document) if as_json else "\n".join(lines + ([f"written {out}"] if out else [])))
+
+
+def _check_file(out: Path | None, force: bool) -> None:
+    from infersim.spec.errors import InputError
+
+    if out is None:
+        return
+    if out.exists() and not force:
+        raise InputError(f"--out {out}: exists; must be a new file, or add --force")
+    if not out.parent.is_dir():
+        raise InputError(f"--out {out}: {out.parent} is no folder; must be a file in one that exists")

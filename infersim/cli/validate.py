@@ -1,0 +1,40 @@
+"""`infersim validate`: prediction against measurement."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from .guard import guarded
+
+
+@guarded
+def validate(
+    results: Annotated[
+        list[str],
+        Argument(metavar="RESULTS...", help="Benchmark results: vllm bench serve, aiperf, guidellm JSON or CSV."),
+    ],
+    scenario: Annotated[str, Option(help="Name or path of the scenario that describes the server.")],
+    overrides: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.max_num_seqs=512.")
+    ] = None,
+    skip: Annotated[int, Option(min=0, help="Leave out the first so many requests of each run (fitted ones).")] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+) -> None:
+    """How far is the prediction from what a live server's benchmark measured?
+
+    The measured requests are replayed at their times. A FILE.csv with a column config holds several runs: FILE.csv#NAME
+    is one.
+    """
+    from infersim.calibration.results import read_results
+    from infersim.calibration.validation import validate as compare
+    from infersim.explain.summary import finite
+    from infersim.report.calibration import validation_lines
+    from infersim.report.files import to_json
+    from infersim.spec.scenario import load_scenario
+
+    description = load_scenario(scenario, overrides or [])
+    documents = compare(description, read_results(results), skip)
+    if as_json:
+        print(to_json(finite({"runs": documents})))
+    else:
+        print("\n\n".join("\n".join(validation_lines(document)) for document in documents))

@@ -1,0 +1,60 @@
+"""Calibration and validation on the terminal."""
+
+import textwrap
+from typing import Any
+
+from infersim.metrics.latency import METRICS, STATISTICS
+
+WIDTH = 100
+
+
+def validation_lines(document: dict[str, Any]) -> list[str]:
+    """The report of one run of `calibration.validation`."""
+    failed = f", {document['failed']:,} failed" if document["failed"] else ""
+    lines = [f"{document['where']}: {document['requests']:,} requests{failed}"]
+    errors = document["errors"]
+    lines.append(f"{'ms':8}{'':10}" + "".join(f"{statistic:>13}" for statistic in STATISTICS))
+    for metric in METRICS:
+        cells = [errors.get(f"{statistic}_{metric}_ms") for statistic in STATISTICS]
+        if any(cells):
+            for row, form in (("measured", "{:,.4g}"), ("predicted", "{:,.4g}"), ("error", "{:+.1%}")):
+                label = metric if row == "measured" else ""
+                texts = (_cell(cell[row], form) if cell else "-" for cell in cells)
+                lines.append(f"{label:8}{row:10}" + "".join(f"{text:>13}" for text in texts))
+    for name, row in errors.items():
+        if "throughput" in name:
+            lines.append(
+                f"{name}: measured {row['measured']:,.4g}/s, predicted {row['predicted']:,.4g}/s, {row['error']:+.1%}"
+            )
+    verdicts = [(who, document[who]) for who in ("measured", "predicted") if document[who]]
+    lines += [f"server {who}: {verdict['state']} ({verdict['reason']})" for who, verdict in verdicts]
+    if document["points_to"]:
+        lines.append(f"residual points to: {document['points_to']}")
+    lines += [f"note: {note}" for note in document["notes"]]
+    return [wrapped for line in lines for wrapped in (textwrap.wrap(line, WIDTH) if len(line) > WIDTH else [line])]
+
+
+def _cell(value: float, form: str) -> str:
+    return f"{value:,.0f}" if form == "{:,.4g}" and abs(value) >= 1000 else form.format(value)
+
+
+def overheads_lines(document: dict[str, Any]) -> list[str]:
+    """The report of `infersim calibrate server`."""
+    lines = ["engine:"]
+    for name, value in document["engine"].items():
+        lines.append(f"  {name}: {seconds(value)}  # +- {seconds(document['uncertainty'][name])} (two standard errors)")
+    lines.append("mean errors of the prediction (fitted: before -> after; held out: after)")
+    for run in document["runs"]:
+        texts = []
+        for metric in ("ttft", "tpot"):
+            if metric in run["before"]:
+                texts.append(f"{metric} {run['before'][metric]:+.1%} -> {run['after'][metric]:+.1%}")
+        held = ", ".join(f"{metric} {value:+.1%}" for metric, value in run["held_out"].items())
+        held = f"{run['held_out_requests']:,} held out: {held}" if held else "nothing held out"
+        lines.append(f"  {run['where']}: {run['fitted_requests']:,} fitted: {', '.join(texts)}; {held}")
+    return lines
+
+
+def seconds(value: float) -> str:
+    """A time as the description files write it."""
+    return f"{value * 1e3:.4g} ms" if value >= 0.5e-3 or value == 0 else f"{value * 1e6:.3g} us"

@@ -1,0 +1,261 @@
+"""Overheads of a live server: recovered where they are known, refused where they cannot be, checked on real servers."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import yaml
+from shared import SHARED, needs_shared
+from typer.testing import CliRunner
+
+from infersim.calibration.overheads import bounded_solution, fit_overheads
+from infersim.calibration.results import read_results
+from infersim.calibration.validation import validate
+from infersim.cli.app import app
+from infersim.run import run
+from infersim.spec.errors import InputError
+from infersim.spec.scenario import build_scenario
+
+TRUE = {"worker_step_time": 1.5e-3, "worker_sequence_time": 20e-6, "host_request_time": 8e-3}
+LENGTHS = {"input_tokens": {"uniform": [100, 900]}, "output_tokens": {"uniform": [20, 120]}, "num_requests": 300}
+
+
+def scenario_of(engine=None, **workload):
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS | workload, "engine": engine or {}}
+    return build_scenario(data, "test")
+
+
+def vllm_json(path, engine=None, seed=0, **workload):
+    """What `vllm bench serve --save-result --save-detailed` would write about infersim's own server."""
+    scenario = scenario_of(engine, **workload)
+    result = run(scenario.model_copy(update={"simulation": scenario.simulation.model_copy(update={"seed": seed})}),
+                 save_detailed=True)[0]  # fmt: skip
+    r, counts = result.requests, result.requests["num_output_tokens"]
+    gaps = [result.itl_gaps[o : o + n - 1].tolist() for o, n in zip(result.itl_offsets, counts, strict=True)]
+    ttft = r["first_token"] - r["sent"]
+    document = {
+        "request_rate": workload.get("request_rate", "inf"),
+        "max_concurrency": workload.get("max_concurrency"),
+        "completed": len(r),
+        "failed": 0,
+        "input_lens": r["prompt_tokens"].tolist(),
+        "output_lens": counts.tolist(),
+        "ttfts": ttft.tolist(),
+        "itls": gaps,
+        "start_times": (1000 + r["sent"]).tolist(),
+        "queue_times": (r["sent"] - r["arrival"]).tolist(),
+        "mean_ttft_ms": float(ttft.mean()) * 1e3,
+        "mean_tpot_ms": float(np.mean([np.mean(one) for one in gaps])) * 1e3,
+    }
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def rates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    return [vllm_json(folder / f"{rate}.json", TRUE, rate, request_rate=rate) for rate in (2, 10, 30)]
+
+
+def test_known_overheads_are_recovered_within_5_percent(rates):
+    fit = fit_overheads(scenario_of(), read_results(rates), ["step", "sequence", "request"])
+    for name, value in TRUE.items():
+        assert fit.values[name] == pytest.approx(value, rel=0.05)
+    assert all(abs(error) < 0.01 for run in fit.held_out for error in run.values())
+    assert max(abs(run["tpot"]) for run in fit.before) > 0.05  # there was something to find
+
+
+def test_without_async_scheduling_the_engine_core_is_fitted(tmp_path):
+    engine = {"async_scheduling": False, "host_step_time": 2e-3, "host_sequence_time": 30e-6, "host_request_time": 5e-3}
+    paths = [vllm_json(tmp_path / f"{rate}.json", engine, request_rate=rate) for rate in (2, 60)]
+    fit = fit_overheads(scenario_of({"async_scheduling": False}), read_results(paths), ["step", "sequence", "request"])
+    for name, value in engine.items():
+        if name != "async_scheduling":
+            assert fit.values[name] == pytest.approx(value, rel=0.05)
+
+
+def test_a_batch_that_never_changes_cannot_tell_steps_from_sequences(tmp_path):
+    same = {"input_tokens": 512, "output_tokens": 100, "max_concurrency": 16, "num_requests": 64}
+    runs = read_results([vllm_json(tmp_path / "closed.json", TRUE, **same)])
+    with pytest.raises(InputError) as error:
+        fit_overheads(scenario_of(), runs, ["step", "sequence"])
+    assert any("worker_step_time is not identified" in line and "--max-concurrency 1" in line
+               for line in error.value.problems)  # fmt: skip
+    fit = fit_overheads(scenario_of(), runs, ["step"])
+    assert fit.values["worker_step_time"] == pytest.approx(1.5e-3 + 16 * 20e-6, rel=0.1)  # both, at this batch
+
+
+def test_queueing_hides_the_time_per_request(tmp_path):
+    workload = {"request_rate": 40, "num_requests": 150, "output_tokens": 200}
+    engine = {"max_num_seqs": 8}
+    runs = read_results([vllm_json(tmp_path / "full.json", TRUE | engine, **workload)])
+    rng = np.random.default_rng(1)
+    noisy = [one.__class__(**(vars(one) | {"ttft": one.ttft * rng.lognormal(0, 0.1, len(one.ttft))})) for one in runs]
+    with pytest.raises(InputError, match=r"host_request_time is not identified.*--request-rate"):
+        fit_overheads(scenario_of(engine), noisy, ["request"])
+
+
+def test_nothing_is_fitted_to_a_prediction_that_is_too_slow(tmp_path):
+    path = vllm_json(tmp_path / "fast.json", request_rate=20)
+    slow = scenario_of()
+    slow = slow.model_copy(update={"hardware": slow.hardware.model_copy(update={"memory_bandwidth": 2.5e12})})
+    try:
+        values = fit_overheads(slow, read_results([path]), ["step"]).values
+    except InputError as error:
+        assert "calibrate the device first" in error.problems[0]  # noqa: PT017 (either outcome is right)
+    else:
+        assert values == {"worker_step_time": 0.0}
+
+
+def test_a_prediction_of_itself_has_no_error(rates):
+    (document,) = validate(scenario_of(TRUE), read_results(rates[:1]))
+    assert document["errors"]["mean_itl_ms"]["error"] == pytest.approx(0, abs=1e-6)
+    assert all(abs(row["error"]) < 1e-6 for row in document["errors"].values())
+    assert document["points_to"].startswith("nothing")
+    assert document["measured"]["state"] == document["predicted"]["state"] == "stable"
+
+
+@pytest.mark.parametrize(
+    ("engine", "named"),
+    [
+        ({"worker_step_time": 3e-3}, "engine.worker_step_time"),
+        ({"host_request_time": 60e-3}, "engine.host_request_time"),
+    ],
+)
+def test_the_residual_points_to_what_is_different(tmp_path, engine, named):
+    path = vllm_json(tmp_path / "r.json", engine, request_rate=20)
+    (document,) = validate(scenario_of(), read_results([path]))
+    assert named in document["points_to"]
+
+
+def test_least_squares_with_bounds():
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(20, 3))
+    assert bounded_solution(matrix, matrix @ [1.0, 0.0, 2.0]) == pytest.approx([1, 0, 2])
+    clipped = bounded_solution(matrix, matrix @ [1.0, -5.0, 2.0])
+    gradient = matrix.T @ (matrix @ clipped - matrix @ [1.0, -5.0, 2.0])
+    assert clipped.min() == 0
+    assert np.all(np.where(clipped > 0, np.abs(gradient) < 1e-9, gradient > -1e-9))  # Karush, Kuhn and Tucker
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_aiperf_summary_and_records(tmp_path):
+    block = {"unit": "ms", "avg": 100.0, "p50": 90.0, "p90": 150.0, "p95": 160.0, "p99": 200.0}
+    summary = {"time_to_first_token": block, "inter_token_latency": block, "request_latency": block | {"unit": "s"}}
+    (one,) = read_results([write(tmp_path / "a.json", summary)])
+    assert one.summary["mean_tpot_ms"] == 100  # aiperf's inter token latency is vLLM's tpot
+    assert one.summary["p99_e2el_ms"] == 200_000
+    records = [
+        {"metadata": {"request_start_ns": 10**9 * (5 - i)}, "error": None,
+         "metrics": {"time_to_first_token": {"value": 20.0, "unit": "ms"},
+                     "request_latency": {"value": 1.0, "unit": "s"},
+                     "input_sequence_length": {"value": 10 + i, "unit": "tokens"},
+                     "output_sequence_length": {"value": 50, "unit": "tokens"}}}
+        for i in range(3)
+    ]  # fmt: skip
+    records.append({"metadata": {"request_start_ns": 0}, "metrics": {}, "error": {"message": "timeout"}})
+    (one,) = read_results([write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))])
+    assert one.requests.arrival.tolist() == [0, 1, 2]
+    assert one.requests.prompt_tokens.tolist() == [12, 11, 10]  # in order of arrival
+    assert one.tpot == pytest.approx(np.full(3, 0.98 / 49))
+    assert one.failed == 1
+
+
+def test_guidellm_runs(tmp_path):
+    def distribution(mean):
+        return {
+            "successful": {"mean": mean, "median": mean, "percentiles": {"p90": mean, "p95": mean, "p99": 2 * mean}}
+        }
+
+    request = {"request_start_time": 7.0, "prompt_tokens": 10, "output_tokens": 5, "time_to_first_token_ms": 100.0,
+               "request_latency": 0.5, "time_per_output_token_ms": 100.0}  # fmt: skip
+    metrics = {"time_to_first_token_ms": distribution(100), "inter_token_latency_ms": distribution(20),
+               "request_latency": distribution(0.5), "time_per_output_token_ms": distribution(100)}  # fmt: skip
+    document = {"benchmarks": [{"metrics": metrics}, {"metrics": metrics, "requests": {"successful": [request] * 3}}]}
+    first, second = read_results([write(tmp_path / "g.json", document)])
+    assert first.summary["mean_tpot_ms"] == 20  # not time_per_output_token, which counts the first token
+    assert first.summary["p99_e2el_ms"] == 1000
+    assert second.tpot == pytest.approx(np.full(3, 0.1))
+
+
+def test_own_requests_csv_is_a_result(tmp_path):
+    scenario = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS | {"request_rate": 10}}
+    write(tmp_path / "s.yaml", yaml.safe_dump(scenario))
+    invoke = CliRunner().invoke
+    assert invoke(app, ["run", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out")]).exit_code == 0
+    outcome = invoke(app, ["validate", str(tmp_path / "out" / "requests.csv"), "--scenario", str(tmp_path / "s.yaml")])
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "+0.0%" in outcome.stdout
+    assert "residual points to: nothing" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "empty"),
+        ("{", "not JSON"),
+        ("[1, 2]", "must be vllm bench serve JSON"),
+        ({"a": 1}, "holds no latencies"),
+        ({"benchmarks": []}, "benchmarks must be a list"),
+        ({"mean_ttft_ms": math.nan}, "holds no latencies"),
+        ({"ttfts": [0.1], "itls": [[0.1]], "input_lens": [5], "output_lens": [2, 2]}, "equally long"),
+        ({"ttfts": [0.1], "itls": ["x"], "input_lens": [5], "output_lens": [2], "request_rate": "inf"}, "itls must be"),
+        ({"ttfts": [0.1], "itls": [[0.1]], "input_lens": [5], "output_lens": [2], "request_rate": 3}, "start_times"),
+        ({"ttfts": [0.0], "itls": [[]], "input_lens": [5], "output_lens": [0], "request_rate": "inf"}, "no request"),
+        ("arrival_s,prompt_tokens\n1,2\n", "has no column output_tokens"),
+        ("arrival_s,prompt_tokens,output_tokens,ttft_ms,e2el_ms\n0,5,5,100,50\n", "first token comes"),
+        ("config,arrival_s\na,1\nb,2\n", "holds the runs a, b"),
+        ({"time_to_first_token": {"unit": "fortnights", "avg": 1.0}}, "unit must be one of"),
+    ],
+)  # fmt: skip
+def test_what_is_no_result_is_one_line(tmp_path, content, problem):
+    path = write(tmp_path / "r", content)
+    with pytest.raises(InputError, match=problem) as error:
+        read_results([path])
+    assert len(error.value.problems) == 1
+    assert error.value.problems[0].startswith(path)
+
+
+def test_wrong_use_is_exit_2(tmp_path, rates):
+    invoke = CliRunner().invoke
+    write(tmp_path / "s.yaml", yaml.safe_dump({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS}))
+    common = [rates[0], "--scenario", str(tmp_path / "s.yaml")]
+    for arguments, problem in [
+        (["calibrate", "server", *common, "--fit", "steps"], "did you mean step?"),
+        (["calibrate", "server", *common, "--out", str(tmp_path / "s.yaml")], "--force"),
+        (["calibrate", "server", "nothing.json", *common[1:]], "cannot be read"),
+        (["validate", *common, "--skip", "300"], "leaves nothing"),
+        (["validate", *common, "--set", "engine.max_model_len=200"], "rejects"),
+    ]:
+        outcome = invoke(app, arguments)
+        assert outcome.exit_code == 2
+        assert problem in outcome.stderr
+
+
+# --- real servers -----------------------------------------------------------------------------------------------------
+REQUESTS = SHARED / "data" / "e2e" / "vllm_requests.csv"
+
+
+@needs_shared
+def test_a_third_of_a_real_run_predicts_the_rest():
+    """vLLM 0.19, Llama-3.1-8B on an RTX PRO 6000, overloaded: TPOT within 2 %, TTFT within 5 %."""
+    scenario = build_scenario(
+        {
+            "model": "Llama-3.1-8B",
+            "hardware": "rtx-pro-6000",
+            "engine": {"preset": "vllm-0.19", "max_num_seqs": 128, "max_num_batched_tokens": 2048},
+            "workload": LENGTHS,
+        },
+        "test",
+    )
+    runs = read_results([f"{REQUESTS}#rtxpro6000_llama3.1-8b_tp1"])
+    fit = fit_overheads(scenario, runs, ["step", "sequence", "request"], fit_requests=100)
+    (held_out,) = fit.held_out
+    assert abs(held_out["tpot"]) < 0.02
+    assert abs(held_out["ttft"]) < 0.05
