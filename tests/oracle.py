@@ -11,7 +11,7 @@ arrival) to the end. What must hold in every run (blocks, tokens, requests) is a
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil, inf, isclose
+from math import ceil, exp, frexp, inf, isclose
 from typing import NamedTuple
 
 COMPLETED, REJECTED = "completed", "rejected"
@@ -123,19 +123,38 @@ def price_from_step_cost(cost) -> Price:
             return memory + compute if softness else max(memory, compute)
         return (memory + compute + ((memory - compute) ** 2 + 4 * softness * memory * compute) ** 0.5) / 2
 
+    def log2(x):  # exact at powers of two, a straight line between them
+        mantissa, exponent = frexp(x)
+        return exponent - 1 + (2 * mantissa - 1)
+
+    def corrected(seconds, axes, grid, work, keys):
+        first, per_unit, first_keys, keys_per_unit = axes
+        rows, columns = len(grid), len(grid[0])
+        x = min(max((log2(work) - first) * per_unit, 0), rows - 1)
+        y = min(max((log2(keys) - first_keys) * keys_per_unit, 0), columns - 1)
+        total = 0.0
+        for i in range(rows):  # every knot counts as far as it is nearer than 1
+            for j in range(columns):
+                total += max(0.0, 1 - abs(x - i)) * max(0.0, 1 - abs(y - j)) * grid[i][j]
+        return seconds * exp(total)
+
     def price(sums: Sums) -> tuple[float, float]:
         seconds = float(sum(cost.linear[sums.num_tokens])) + float(sum(cost.head[sums.num_sequences]))
         for kind in cost.attention:
-            c = {name: kind[name].item() for name in kind.dtype.names}
+            c = {name: kind[name].tolist() for name in kind.dtype.names}
             if sums.num_decodes:
                 keys = sums.decode_keys(c["window"])
                 memory = c["decode_kv"] * keys + c["decode_activations"] * sums.num_decodes
-                seconds += c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
+                time = c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
+                n = sums.num_decodes
+                seconds += corrected(time, c["decode_axes"], c["decode_grid"], n, keys / n)
             if sums.num_prefills:
                 keys, pairs = sums.prefill_keys(c["window"]), sums.prefill_pairs(c["window"])
                 memory = c["prefill_kv"] * keys + c["prefill_activations"] * sums.prefill_tokens
-                compute = c["prefill_compute"] * pairs + c["prefill_tile"] * sums.query_tiles
-                seconds += c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_softness"])
+                n = sums.prefill_tokens
+                compute = c["prefill_compute"] * pairs + c["prefill_query"] * n + c["prefill_tile"] * sums.query_tiles
+                time = c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_softness"])
+                seconds += corrected(time, c["prefill_axes"], c["prefill_grid"], n, pairs / n)
         return seconds * cost.issue_share, seconds
 
     return price

@@ -11,7 +11,7 @@ Columns are those of ai-dynamo/aiconfigurator's tables, so that what its collect
     collectives          nccl_dtype and op_name, or allreduce_dtype; num_gpus, bytes
     all                  latency_us; and if there are several: system, backend, version, kernel_source
 
-A CSV or Parquet file, or a folder of such files.
+or those of calibration/layers.py. A CSV or Parquet file, or a folder of such files; what other columns say is not read.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,8 @@ import pandas as pd
 
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
+
+from . import layers
 
 SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm",
            "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000", "RTX4090": "rtx-4090",
@@ -89,7 +91,8 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
             known = "; ".join(READERS)
             raise InputError(f"{file}: no table of kernels that infersim knows; columns must include one of: {known}")
         return
-    if "system" in columns:
+    frame = frame.rename(columns={"hardware": "system", "time_us": "latency_us"})
+    if "system" in frame:
         frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
     source = frame.get("kernel_source", pd.Series("", frame.index)).astype(str)
     frame = frame[~source.str.contains(NOT_DEFAULT)]
@@ -202,4 +205,7 @@ READERS = {
         _experts,
     "latency_us nccl_dtype op_name num_gpus bytes": _nccl,
     "latency_us allreduce_dtype num_gpus bytes": _all_reduce,
+    "time_us hardware model tp layer tokens": layers.linears,
+    "time_us hardware model tp layer sequences": layers.linears,
+    "time_us hardware model tp prefill_chunk kv_prefill n_decode kv_decode": layers.attention,
 }

@@ -14,6 +14,7 @@ from .state import (
     ACTIVATIONS,
     COMPLETED,
     COMPUTE,
+    CORRECTION,
     FINISHED,
     HISTOGRAM_BINS,
     HISTOGRAM_FIRST,
@@ -122,6 +123,25 @@ def kernel_time(kv, activations, compute, softness, fixed, split):
 
 
 @compiled
+def place(x, first, knots_per_unit, knots):
+    """Where log2 x (linear between powers of two: a float's bits) stands among a grid's knots."""
+    log2 = np.float64(x).view(np.int64) * 2.0**-52 - 1023.0
+    return min(max((log2 - first) * knots_per_unit, 0.0), knots - 1.0)
+
+
+@compiled
+def correction(axes, grid, work, mean):
+    """What a law's time is multiplied with at so much work, each unit with so many keys."""
+    x = place(work, axes[0], axes[1], CORRECTION[0])
+    y = place(mean, axes[2], axes[3], CORRECTION[1])
+    i, j = min(int(x), CORRECTION[0] - 2), min(int(y), CORRECTION[1] - 2)
+    x, y = x - i, y - j
+    low = grid[i, j] + (grid[i, j + 1] - grid[i, j]) * y
+    high = grid[i + 1, j] + (grid[i + 1, j + 1] - grid[i + 1, j]) * y
+    return math.exp(low + (high - low) * x)
+
+
+@compiled
 def attention_time(sums, attention, num_kinds, split):
     """Seconds of attention in a step, its resources added to split; clears the sums."""
     total = 0.0
@@ -129,17 +149,20 @@ def attention_time(sums, attention, num_kinds, split):
         row = attention[kind]
         s = sums[kind]
         if s.num_decodes > 0:
-            kv = row.decode_kv * s.decode_keys
-            activations = row.decode_activations * s.num_decodes
-            compute = row.decode_compute * s.decode_keys
-            total += kernel_time(kv, activations, compute, row.decode_softness, row.decode_fixed, split)
+            c = correction(row.decode_axes, row.decode_grid, s.num_decodes, s.decode_keys / s.num_decodes)
+            kv = c * row.decode_kv * s.decode_keys
+            activations = c * row.decode_activations * s.num_decodes
+            compute = c * row.decode_compute * s.decode_keys
+            total += kernel_time(kv, activations, compute, row.decode_softness, c * row.decode_fixed, split)
             s.num_decodes = 0
             s.decode_keys = 0
         if s.prefill_tokens > 0:
-            kv = row.prefill_kv * s.prefill_keys
-            activations = row.prefill_activations * s.prefill_tokens
-            compute = row.prefill_compute * s.prefill_pairs + row.prefill_tile * s.query_tiles
-            total += kernel_time(kv, activations, compute, row.prefill_softness, row.prefill_fixed, split)
+            c = correction(row.prefill_axes, row.prefill_grid, s.prefill_tokens, s.prefill_pairs / s.prefill_tokens)
+            kv = c * row.prefill_kv * s.prefill_keys
+            activations = c * row.prefill_activations * s.prefill_tokens
+            compute = row.prefill_compute * s.prefill_pairs + row.prefill_query * s.prefill_tokens
+            compute = c * (compute + row.prefill_tile * s.query_tiles)
+            total += kernel_time(kv, activations, compute, row.prefill_softness, c * row.prefill_fixed, split)
             s.prefill_tokens = 0
             s.prefill_keys = 0
             s.prefill_pairs = 0
