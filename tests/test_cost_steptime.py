@@ -16,7 +16,7 @@ from infersim.cost.steptime import capture_sizes, compile_step_cost, padded_toke
 from infersim.engine.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
 from infersim.models.catalog import load_model
 from infersim.spec.engine import Engine, resolve
-from infersim.spec.hardware import load_hardware
+from infersim.spec.hardware import OperatorEfficiency, load_hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
@@ -68,7 +68,7 @@ def random_batches(count, seed, most_tokens, most_sequences):
 
 
 def summed_operators(speeds, padded, sums_by_window, ranks=1):
-    """Seconds of a step, operator by operator: count x (fixed + soft maximum of bytes and FLOPs)."""
+    """Seconds of a step, operator by operator; each kernel's launch outside a graph beside it."""
     total = 0.0
     for operator, speed, extra in speeds:
         sums = dict(sums_by_window[operator.window])
@@ -78,20 +78,27 @@ def summed_operators(speeds, padded, sums_by_window, ranks=1):
             sums["tokens"] = padded * (ranks if operator.shared else 1)  # all ranks have as many
             if padded <= 512:
                 extra = 0.0
-        if speed.collective:
-            size = evaluate(operator.message, sums)
-            total += operator.count * min(fixed + per_byte * size for fixed, per_byte in speed.collective.lines)
-            continue
-        sums = operator.routed(sums)
-        moved = sum(evaluate(a, sums) for a in (operator.weights, operator.kv, operator.activations))
-        a, b = moved * speed.per_byte, evaluate(operator.flops, sums) * speed.per_flop
-        b += evaluate(operator.unpack, sums) * speed.per_unpacked
-        if operator.per == "prefill_tokens" and speed.tile_keys:
-            beyond = operator.flops["prefill_pairs"] * QUERY_TILE * speed.tile_keys * sums["query_tiles"]
-            b += beyond * speed.per_flop
-        soft = (a + b + math.sqrt((a - b) ** 2 + 4 * speed.softness * a * b)) / 2
-        total += operator.count * (speed.fixed + extra + soft)
+        split = zero_split()
+        add_time(split, operator, speed, sums)
+        total += split.sum() + operator.count * extra
     return total
+
+
+def corrected(row, phase, queries, pairs):
+    """The factor of state.ATTENTION_PRICE: bilinear between knots over logarithms that are straight between powers
+    of two, constant beyond them."""
+
+    def log2(x):
+        return math.floor(math.log2(x)) + x / 2 ** math.floor(math.log2(x)) - 1
+
+    first, per_work, low, per_key = row[f"{phase}_axes"]
+    grid = row[f"{phase}_grid"]
+    at = [
+        np.clip((log2(x) - start) * step, 0, n - 1)
+        for x, start, step, n in ((queries, first, per_work, 7), (pairs / queries, low, per_key, 7))
+    ]
+    over_keys = [np.interp(at[1], range(7), line) for line in grid]
+    return math.exp(np.interp(at[0], range(7), over_keys))
 
 
 def price(cost, batch, sums_by_window):
@@ -106,14 +113,16 @@ def price(cost, batch, sums_by_window):
         total += cost.shared[tokens].sum()
     for row in cost.attention:
         s = sums_by_window[int(row["window"])]
-        if s["decodes"]:
-            memory = row["decode_kv"] * s["decode_keys"] + row["decode_activations"] * s["decodes"]
-            total += row["decode_fixed"]
-            total += soft(memory, row["decode_compute"] * s["decode_keys"], row["decode_softness"])
-        if s["prefill_tokens"]:
-            memory = row["prefill_kv"] * s["prefill_keys"] + row["prefill_activations"] * s["prefill_tokens"]
+        if n := s["decodes"]:
+            memory = row["decode_kv"] * s["decode_keys"] + row["decode_activations"] * n
+            time = row["decode_fixed"] + soft(memory, row["decode_compute"] * s["decode_keys"], row["decode_softness"])
+            total += time * corrected(row, "decode", n, s["decode_keys"])
+        if n := s["prefill_tokens"]:
+            memory = row["prefill_kv"] * s["prefill_keys"] + row["prefill_activations"] * n
             compute = row["prefill_compute"] * s["prefill_pairs"] + row["prefill_tile"] * s["query_tiles"]
-            total += row["prefill_fixed"] + soft(memory, compute, row["prefill_softness"])
+            compute += row["prefill_query"] * n
+            time = row["prefill_fixed"] + soft(memory, compute, row["prefill_softness"])
+            total += time * corrected(row, "prefill", n, s["prefill_pairs"])
     return total
 
 
@@ -157,17 +166,25 @@ def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, p
         assert price(cost, batch, sums) == pytest.approx(direct, rel=0.005)
 
 
-def test_the_parts_are_the_whole():
-    """The split of an operator adds up to its time, whichever side binds."""
-    model, hardware, precision, _, _ = deployment("Llama-3.1-70B", "h100-sxm", 4)
+def test_an_operator_is_its_law():
+    """Without a calibration the split of an operator adds up to fixed + soft maximum, whichever side binds."""
+    model, hardware, precision, _, _ = deployment("Llama-3.1-70B", "mi300x", 4)
+    hardware = hardware.model_copy(update={"name": "none", "generation": "tpu", "num_sms": None})
     sums = batch_sums([(0, 700), (3000, 1), (10, 1)], 0)
     for operator in forward_pass(model, hardware, precision, Parallelism(tensor=4)):
-        speed, split = rate(hardware, operator), zero_split(1)
+        plain = OperatorEfficiency(bandwidth=0.7, flops=0.6, fixed=3e-6, knee=2.5, provenance="assumed", source="test")
+        device = hardware.model_copy(update={"efficiency": {operator.operator_class: plain}})
+        speed, split = rate(device, operator), zero_split(1)
         add_time(split, operator, speed, sums)
-        assert split.sum() == pytest.approx(summed_operators([(operator, speed, 0.0)], 702, {operator.window: sums}))
         assert (split >= 0).all()
         assert split[0, [HOST, DRAFT]].sum() == 0
         assert (split[0, COLLECTIVES] > 0) == (operator.operator_class == "collective")
+        if operator.message:
+            continue
+        moved = sum(evaluate(a, sums) for a in (operator.weights, operator.kv, operator.activations))
+        a, b = moved * speed.per_byte, evaluate(operator.flops, sums) * speed.per_flop
+        soft = (a + b + math.sqrt((a - b) ** 2 + 4 * speed.softness * a * b)) / 2
+        assert split.sum() == pytest.approx(operator.count * (speed.fixed + soft))
 
 
 def test_what_binds_a_step():

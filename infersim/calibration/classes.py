@@ -12,7 +12,6 @@ from infersim.cost.laws import (
     attention_coordinates,
     collective_coordinates,
     exchange,
-    expert_tokens,
     gemm_compute,
     gemm_coordinates,
     link_bandwidth,
@@ -21,6 +20,7 @@ from infersim.cost.laws import (
     smooth_max,
     softness,
 )
+from infersim.cost.moe import filled
 from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .fit import Parameter
@@ -72,7 +72,7 @@ MATRICES = {
     "int8": (1.0, 1.0, "int8", 0.0),
     "int8_wo": (1.0, 2.0, "bf16", 0.0),
     "int4": (0.5 + 2 / 128, 2.0, "bf16", 0.0),
-    "nvfp4": (0.5 + 1 / 16, 0.5 + 1 / 16, "fp4", 0.0),
+    "nvfp4": (0.5 + 1 / 16, 0.5 + 1 / 16, "fp4", 2.5 + 1 / 16),
     "mxfp4": (0.5 + 1 / 32, 2.0, "bf16", 0.0),
 }
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -145,7 +145,7 @@ def _experts_floor(hardware: Hardware, rows: Rows) -> Work:
 def _experts_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> np.ndarray:
     c = rows.columns
     weight, activation, dtype, moved = MATRICES[rows.dtype]
-    hidden, inter, computed = c["hidden"], c["inter"], expert_tokens(c["routed"], c["touched"])
+    hidden, inter, computed = c["hidden"], c["inter"], filled(c["routed"], c["touched"])
     quantised = activation if moved else 0.0
     per_token = (hidden + inter) * (2.0 + 2.0 * quantised) + (2.0 * inter + 2.0 * hidden) * 2.0
     seen = computed + shares.terms["elsewhere"] * (c["chosen"] - c["routed"])

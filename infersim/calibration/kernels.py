@@ -1,11 +1,13 @@
 """Measured kernels -> efficiencies: the law of each class fitted to part of the shapes, its error on the others."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from infersim.cost.laws import knee
+from infersim.spec.errors import InputError
 from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency
 
 from .classes import CLASSES, known, parameters
@@ -38,24 +40,49 @@ def soundness(rows: Rows, hardware: Hardware) -> Soundness:
     work = kind.work(hardware, rows)
     moved = work.bytes
     impossible = np.maximum(moved / hardware.memory_bandwidth, work.other_seconds) > rows.seconds
-    cached = ~impossible & (0.0 < moved) & (moved < CACHED * (hardware.l2_cache or 0.0))
+    cached = ~impossible & (moved > 0.0) & (moved < CACHED * (hardware.l2_cache or 0.0))
     negligible = moved < NEGLIGIBLE * hardware.memory_bandwidth * rows.seconds
     usable = ~impossible & (~cached | negligible | kind.warm)
     return Soundness(~impossible & ~cached, usable, int(cached.sum()), int(impossible.sum()))
 
 
+def joined(tables: Iterable[Rows]) -> list[Rows]:
+    """The tables of one class, dtype and software as one."""
+    parts: dict[tuple[str, str, str], list[Rows]] = {}
+    for rows in tables:
+        parts.setdefault((rows.operator_class, rows.dtype, rows.software), []).append(rows)
+    return [
+        Rows(*key, {name: np.concatenate([rows.columns[name] for rows in group]) for name in group[0].columns},
+             np.concatenate([rows.seconds for rows in group]))
+        for key, group in parts.items()
+    ]  # fmt: skip
+
+
 def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
     """One table per class and dtype: vLLM's newest, unless another software's has more than twice its sound rows."""
     groups: dict[tuple[str, str], list[tuple[int, Rows]]] = {}
-    for rows in filter(known, tables):
+    for rows in joined(filter(known, tables)):
         count = int(soundness(rows, hardware).cold.sum())
         groups.setdefault((rows.operator_class, rows.dtype), []).append((count, rows))
     chosen = []
     for group in groups.values():
-        most = max(count for count, _ in group)
-        rank = lambda item: (2 * item[0] >= most, item[1].software.startswith("vllm"), version(item[1].software))  # noqa: E731
-        chosen.append(max(group, key=rank)[1])
+        enough = max(count for count, _ in group) / 2
+        of_vllm = [rows for count, rows in group if count >= enough and rows.software.startswith("vllm")]
+        among = of_vllm or [rows for count, rows in group if count >= enough]
+        chosen.append(max(among, key=lambda rows: version(rows.software)))
     return chosen
+
+
+def calibrate(tables: list[Rows], hardware: Hardware, source: str) -> dict[str, OperatorEfficiency]:
+    """Class and dtype -> efficiency, for all that the tables hold enough rows of. InputError if that is nothing."""
+    found = {}
+    for rows in choose(tables, hardware):
+        software = f", {rows.software}" if rows.software else ""
+        if shares := fit(rows, hardware, f"{source}{software}"):
+            found[f"{rows.operator_class}.{rows.dtype}"] = shares
+    if not found:
+        raise InputError("the tables hold too few rows that no cache has touched; must be a few dozen of a class")
+    return dict(sorted(found.items(), key=lambda item: list(CLASSES).index(item[0].split(".")[0])))
 
 
 def version(software: str) -> tuple[int, ...]:
@@ -81,8 +108,9 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
         own = {"bandwidth", "flops", "softness", "fixed"}
         return OperatorEfficiency(
             bandwidth=_round(values["bandwidth"]), flops=_round(values.get("flops", 1.0)),
-            fixed=_round(values["fixed"]), knee=_round(knee(values.get("softness", 0.0))), provenance="calibrated", source=source,
-            terms={name: _round(value) for name, value in values.items() if name not in own}, correction=correction,
+            fixed=_round(values["fixed"]), knee=_round(knee(values.get("softness", 0.0))), provenance="calibrated",
+            source=source, terms={name: _round(value) for name, value in values.items() if name not in own},
+            correction=correction,
         )  # fmt: skip
 
     def loss(values: dict[str, float]) -> float:

@@ -96,6 +96,8 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
         frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
     source = frame.get("kernel_source", pd.Series("", frame.index)).astype(str)
     frame = frame[~source.str.contains(NOT_DEFAULT)]
+    if frame.empty:
+        return
     bad = next((c for c in frame.select_dtypes("number") if not np.isfinite(frame[c]).all()), None)
     if bad or (frame.latency_us <= 0).any():
         raise InputError(f"{file}: {bad or 'latency_us'} must be a number{'' if bad else ' above 0'} in every row")
@@ -150,7 +152,13 @@ def _attention(frame: pd.DataFrame) -> Iterator:
 
 
 def _latent(frame: pd.DataFrame) -> Iterator:
-    """DeepSeek's MLA: heads of 128 + 64 and values of 128, over a latent of 512 + 64 that all heads share."""
+    """DeepSeek's MLA: heads of 128 + 64 and values of 128, over a latent of 512 + 64 that all heads share.
+
+    SGLang's flash_attention prefills over the latents too, another kernel than vLLM's, and with an FP8 cache converts
+    the whole pool.
+    """
+    other = frame.kernel_source.astype(str) == "flash_attention"
+    frame = frame[~(other & ((frame.step == 0) | (frame.kv_cache_dtype.astype(str) == "fp8")))]
     for dtype, part in _by_dtype(frame, "kv_cache_dtype"):
         heads, sequences, new, before = part.num_heads, part.batch_size, part.isl, part.step
         ones = pd.Series(1, part.index)
@@ -200,9 +208,8 @@ def _select(shape: dict, mask: pd.Series) -> dict:
 READERS = {
     "latency_us gemm_dtype m n k": _gemm,
     "latency_us kv_cache_dtype batch_size isl num_heads num_key_value_heads head_dim step": _attention,
-    "latency_us mla_dtype kv_cache_dtype batch_size isl num_heads step": _latent,
-    "latency_us moe_dtype num_tokens hidden_size inter_size topk num_experts moe_tp_size moe_ep_size distribution":
-        _experts,
+    "latency_us mla_dtype kv_cache_dtype kernel_source batch_size isl num_heads step": _latent,
+    "latency_us moe_dtype num_tokens hidden_size inter_size topk num_experts moe_ep_size distribution": _experts,
     "latency_us nccl_dtype op_name num_gpus bytes": _nccl,
     "latency_us allreduce_dtype num_gpus bytes": _all_reduce,
     "time_us hardware model tp layer tokens": layers.linears,

@@ -20,6 +20,11 @@ def log2(x) -> np.ndarray:
     return np.asarray(x, dtype=float).view(np.int64) * 2.0**-52 - 1023.0
 
 
+def exp2(y) -> np.ndarray:
+    """The inverse of `log2`."""
+    return np.round((np.asarray(y, dtype=float) + 1023.0) * 2.0**52).astype(np.int64).view(float)
+
+
 @lru_cache(maxsize=256)
 def _table(values: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(values.split(), dtype=float).reshape(shape) / 1000.0
@@ -41,14 +46,23 @@ def weights(axis: tuple[float, float, int], coordinate) -> tuple[np.ndarray, np.
 
 
 def interpolate(values: np.ndarray, axes: list[tuple[float, float, int]], coordinates: list) -> np.ndarray:
-    """The multilinear interpolation of `values` at coordinates, arrays that broadcast against one another."""
+    """The multilinear interpolation of `values` at coordinates: numbers, or arrays of one shape."""
+    varying = []
+    for axis, coordinate in zip(axes, coordinates, strict=True):
+        if axis[2] > 1 and np.ndim(coordinate):
+            varying.append(weights(axis, coordinate))
+            continue
+        below, share = weights(axis, coordinate if np.ndim(coordinate) == 0 else coordinate[0])  # one knot: any will do
+        at = len(varying)  # the axes before are kept
+        low = values.take(int(below), axis=at)
+        high = values.take(min(int(below) + 1, axis[2] - 1), axis=at)
+        values = low + share * (high - low)
     total = 0.0
-    sides = [weights(axis, coordinate) for axis, coordinate in zip(axes, coordinates, strict=True)]
-    for corner in range(2 ** len(sides)):
+    for corner in range(2 ** len(varying)):
         index, weight = [], 1.0
-        for i, (below, share) in enumerate(sides):
+        for i, (below, share) in enumerate(varying):
             above = corner >> i & 1
-            index.append(below + above if axes[i][2] > 1 else below)
+            index.append(below + above)
             weight = weight * (share if above else 1.0 - share)
         total = total + weight * values[tuple(index)]
     return total

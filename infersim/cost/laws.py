@@ -29,7 +29,7 @@ TERMS = {
         "narrow_head": "exponent by which the rate falls with the head dimension, below 128",
     },
     "attention_decode": {"sequence_time": "seconds per sequence and key head"},
-    "moe": {"elsewhere": "share of the traffic of a token's choices that other ranks' experts get, which moves here too"},
+    "moe": {"elsewhere": "share of the traffic of tokens for other ranks' experts that moves here too"},
     "all_reduce": {
         "library_fixed": "seconds before the first byte where NCCL does it",
         "library_bandwidth": "share of the link's bandwidth that NCCL reaches",
@@ -46,10 +46,10 @@ TERMS |= {"mla_prefill": TERMS["attention_prefill"], "mla_decode": TERMS["attent
 
 # Heights and widths of the output tiles that GEMM kernels of cuBLAS and CUTLASS have, and ways to split K.
 TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
-SPLITS = (1, 2, 4, 8, 16)
+SPLITS = (2, 4, 8, 16)
 WHOLE_TILE = 128 * 256
-STEP = 64
-"""rows of M between which no tile count changes"""
+SPLIT_ROWS = 1024
+"""taller matrices fill the SMs without a split along K"""
 
 
 def smooth_max(a, b, softness):
@@ -76,22 +76,27 @@ def gemm_compute(shares: OperatorEfficiency, hardware: Hardware, peak: float, m,
     m, n, k = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k)))
     rate = shares.flops * peak / sms
     best = np.full(m.shape, np.inf)
-    partial = terms["split_traffic"] * 8.0 * m * n / hardware.memory_bandwidth
+    low = m <= SPLIT_ROWS
+    partial = terms["split_traffic"] * 8.0 * m[low] * n[low] / hardware.memory_bandwidth
     for height, width in TILES:
         tiles = np.ceil(m / height) * np.ceil(n / width)
-        flops = 2.0 * height * width * max(1.0, WHOLE_TILE / (height * width)) ** terms["small_tile"]
+        column = 2.0 * height * width * max(1.0, WHOLE_TILE / (height * width)) ** terms["small_tile"] / rate
+        best = np.minimum(best, np.ceil(tiles / sms) * (k + terms["tile_depth"]) * column)
         for split in SPLITS:
-            seconds = np.ceil(tiles * split / sms) * (k / split + terms["tile_depth"]) * (flops / rate)
-            best = np.minimum(best, seconds + (split * partial if split > 1 else 0.0))
+            depth = k[low] / split + terms["tile_depth"]
+            seconds = np.ceil(tiles[low] * split / sms) * depth * column + split * partial
+            best[low] = np.minimum(best[low], seconds)
     return best
 
 
 def quantization(shares: OperatorEfficiency, hardware: Hardware, m, k, moved: float) -> np.ndarray:
-    """Seconds of quantising m rows of k inputs before the GEMM; `moved`: bytes read and written per element."""
-    share = shares.terms.get("quantization_bandwidth", 0.0)
-    if not share or not moved:
-        return np.zeros(np.broadcast_shapes(np.shape(m), np.shape(k)))
-    return m * (k * moved / (share * hardware.memory_bandwidth) + shares.terms["quantization_row"])
+    """Seconds of quantising m rows of k inputs before the GEMM; `moved`: bytes read and written per element.
+
+    At the class's own bandwidth where it was measured without.
+    """
+    share = shares.terms.get("quantization_bandwidth", shares.bandwidth)
+    per_row = k * moved / (share * hardware.memory_bandwidth) + shares.terms.get("quantization_row", 0.0)
+    return m * per_row * (moved > 0.0)
 
 
 def gemm_coordinates(m, n, k) -> dict[str, np.ndarray]:
@@ -144,8 +149,8 @@ def attention_coordinates(phase: str, hardware: Hardware, queries, pairs, heads,
 
     work: of a prefill query rows per SM, of a decode sequences x key heads; keys: the mean number that a query sees.
     """
-    work = queries * heads / (hardware.num_sms or 1) if phase == "prefill" else queries * kv_heads
-    return {"work": log2(work), "keys": log2(pairs / queries), "head_dim": log2(head_dim),
+    unit = heads / (hardware.num_sms or 1) if phase == "prefill" else kv_heads
+    return {"work": log2(queries) + np.log2(unit), "keys": log2(pairs / queries), "head_dim": log2(head_dim),
             "group": log2(heads / kv_heads)}  # fmt: skip
 
 
@@ -190,15 +195,6 @@ def link_bandwidth(hardware: Hardware, ranks) -> np.ndarray:
 def collective_coordinates(ranks, size) -> dict[str, np.ndarray]:
     """Where a collective stands in its class's correction."""
     return {"size": log2(size), "ranks": log2(ranks)}
-
-
-TILE = 16
-"""tokens that an expert's kernel computes at least"""
-
-
-def expert_tokens(routed, touched) -> np.ndarray:
-    """Tokens that the kernels of the touched experts compute: each one's are filled up to whole tiles."""
-    return np.maximum(routed + touched * TILE / 2, touched * TILE)
 
 
 def moe_coordinates(routed, touched, hidden, inter) -> dict[str, np.ndarray]:

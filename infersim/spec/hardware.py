@@ -13,7 +13,8 @@ from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 OPERATOR_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "recurrent",
-                    "elementwise", "collective")  # fmt: skip
+                    "elementwise", "collective", "all_reduce", "all_gather", "reduce_scatter",
+                    "all_to_all")  # fmt: skip
 Positive = Field(gt=0)
 MOST_KNOTS = 640  # of a correction
 Provenance = Literal["measured", "calibrated", "datasheet", "published", "assumed"]
