@@ -88,6 +88,7 @@ def _simulate(
         [spec for spec, count in zip(specs, counts, strict=True) for _ in range(count)],
         ranks=kinds[0][0].parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
+        shares_text=requests.segments is not None,
     )
     served = serve(
         scenario.cluster,
@@ -127,6 +128,7 @@ def _result(
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
+    usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * deployment.parallelism.attention_data
     return Result(
         scenario=scenario,
         engine=deployment.engine,
@@ -144,14 +146,14 @@ def _result(
         num_wasted_tokens=int(rows["num_wasted_tokens"].sum()),
         peak_running=int(rows["peak_running"].max()),
         peak_blocks=int(rows["peak_blocks"].max()),
-        blocks_held=int((fleet.knobs["num_gpu_blocks"] - 1 - fleet.schedulers["free_blocks"]).sum()),
+        blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
         floors={"itl": floor_itl(*parts, context), "ttft": floor_ttft(*parts, prompt)},
         provenance=provenance(*parts),
         replicas=Replicas(
             names=tuple(d.hardware.name for d, count, _ in kinds for _ in range(count)),
             gpus=np.repeat([d.parallelism.num_gpus for d, _, _ in kinds], counts),
             rows=rows,
-            usable_blocks=fleet.knobs["num_gpu_blocks"] - 1,
+            usable_blocks=usable_blocks,
             available=served.available,
             visits=fleet.requests,
             aborted=fleet.aborted,

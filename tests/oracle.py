@@ -1,11 +1,13 @@
 """The serving engine written slowly and plainly, as the specification the compiled engine is checked against.
 
-One replica, one scheduler, one pool of KV blocks, prefix reuse off. The rules are those of vLLM V1's scheduler
+One replica, one scheduler, one pool of KV blocks. The rules are those of vLLM V1's scheduler
 (vllm/v1/core/sched/scheduler.py of 0.11, with knobs for what 0.33 changed) and of its engine core's loop: lists
-`running` and `waiting`, a token budget, blocks, recompute preemption from the tail. Times are seconds.
+`running` and `waiting`, a token budget, blocks, recompute preemption from the tail, prefix caching by block hashes.
+Times are seconds.
 
-`simulate(requests, knobs, price)` runs requests (dicts of arrival, prompt_tokens, output_tokens, max_tokens, sorted by
-arrival) to the end. What must hold in every run (blocks, tokens, requests) is asserted on the way.
+`simulate(requests, knobs, price)` runs requests (dicts of arrival, prompt_tokens, output_tokens, max_tokens and, if
+they share text, name and segments; sorted by arrival) to the end. What must hold in every run (blocks, tokens,
+requests) is asserted on the way.
 """
 
 from collections.abc import Callable
@@ -36,6 +38,9 @@ class Knobs:
     watermark_blocks: int = 0
     steps_in_flight: int = 1  # 1: synchronous; 2: async scheduling; or the number of pipeline stages
     async_scheduling: bool = False  # schedule a token's successor before the token is known
+    enable_prefix_caching: bool = False
+    kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
+    kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
     max_concurrency: int = 0  # requests a client has open at most; 0: no limit
     host_step_time: float = 0.0
     host_sequence_time: float = 0.0
@@ -51,6 +56,8 @@ class Request:
     prompt_tokens: int
     output_tokens: int  # what the model would generate: the scheduler must not look at it
     max_tokens: int
+    segments: tuple[tuple[object, int], ...] = ()  # (name, tokens) that the prompt begins with
+    name: object = None  # of its own text
     status: str = ""
     reason: str = ""
     sent: float = -inf
@@ -62,7 +69,9 @@ class Request:
     num_computed_tokens: int = 0
     num_placeholders: int = 0  # tokens sampled in steps in flight, under async scheduling
     num_steps_in_flight: int = 0  # steps in flight that hold a chunk of it
-    num_blocks: int = 0
+    tables: list[list["Block | None"]] = field(default_factory=list)  # None: freed, outside the window
+    num_hashed: int = 0  # blocks of each table that have been given their hash
+    num_cached_tokens: int = -1  # found in the cache when it was first scheduled
     num_preemptions: int = 0
 
     @property
@@ -72,6 +81,58 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return self.prompt_tokens + self.outputs
+
+    def text(self, num_tokens: int) -> tuple:
+        """The first tokens, spelled out: equal tokens are equal, and no others."""
+        tokens = [(name, i) for name, length in self.segments for i in range(length)]
+        own = self.index if self.name is None else self.name
+        tokens += [(own, i) for i in range(max(num_tokens - len(tokens), 0))]
+        return tuple(tokens[:num_tokens])
+
+
+@dataclass(eq=False)
+class Block:
+    """A KV block: who holds it, and what text it is known to hold."""
+
+    references: int = 0
+    key: tuple | None = None
+
+
+class Pool:
+    """vLLM's block pool. free: least recently used first. cached: blocks by what they hold, oldest first."""
+
+    def __init__(self, num_blocks: int):
+        self.blocks = [Block() for _ in range(num_blocks)]
+        self.free = list(self.blocks)
+        self.cached: dict[tuple, list[Block]] = {}
+
+    def take(self) -> Block:
+        block = self.free.pop(0)
+        if block.key is not None:
+            self.cached[block.key].remove(block)
+            if not self.cached[block.key]:
+                del self.cached[block.key]
+            block.key = None
+        block.references = 1
+        return block
+
+    def touch(self, block: Block) -> None:
+        if block.references == 0:
+            self.free.remove(block)
+        block.references += 1
+
+    def put_back(self, block: Block) -> None:
+        block.references -= 1
+        if block.references == 0:
+            self.free.append(block)
+
+    def enter(self, block: Block, key: tuple) -> None:
+        assert block.key is None
+        block.key = key
+        self.cached.setdefault(key, []).append(block)
+
+    def find(self, key: tuple) -> Block | None:
+        return self.cached[key][0] if key in self.cached else None
 
 
 class Sums:
@@ -188,8 +249,9 @@ class Simulation:
         self.knobs, self.price = knobs, price
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
-        self.usable_blocks = self.free_blocks = knobs.num_gpu_blocks - 1
-        assert knobs.max_model_len <= self.usable_blocks * knobs.block_size
+        self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
+        self.pool = Pool(knobs.num_gpu_blocks - 1)
+        assert len(self.windows) * ceil(knobs.max_model_len / knobs.block_size) < knobs.num_gpu_blocks
         self.pending = list(self.requests)  # with the client
         self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
         self.incoming: list[Request] = []  # sent, on their way to the scheduler
@@ -254,34 +316,46 @@ class Simulation:
             n = min(n, threshold, budget, knobs.max_model_len - 1 - request.num_computed_tokens)
             if n <= 0:
                 continue  # its next token is not known yet
-            blocks = self.blocks(request.num_computed_tokens + n)
-            while blocks - request.num_blocks > self.free_blocks and request in self.running:
+            computed = request.num_computed_tokens
+            while request in self.running and not self.allocate(request, computed, computed + n):
                 self.preempt(self.running.pop())
                 preempted = True
             if request not in self.running:
                 break
-            self.hold(request, blocks)
             chosen.append((request, n))
             budget -= n
 
         position = 0  # then, if there was memory for all of them, the waiting ones until the first that does not fit
         while not preempted and position < len(self.waiting) and budget > 0 and len(self.running) < knobs.max_num_seqs:
             request = self.waiting[position]
-            n = min(request.num_tokens, threshold)
+            if request.num_steps_in_flight > 0:  # preempted, and steps from before that are still to come back
+                position += 1
+                continue
+            hits = self.look_up(request)
+            cached = len(hits[0]) * knobs.block_size
+            n = min(request.num_tokens - cached, threshold)
             unfit = n > budget and not knobs.chunked_prefill
-            stale = request.num_steps_in_flight > 0  # preempted, and steps from before that are still to come back
-            if stale or (unfit and knobs.skip_unfit_prefill):
+            if unfit and knobs.skip_unfit_prefill:
                 position += 1
                 continue
             if unfit:
                 break
             n = min(n, budget)
-            must_fit = request.num_tokens if knobs.reserve_full_isl else n
             watermark = knobs.watermark_blocks if self.running else 0
-            if self.blocks(must_fit) + watermark > self.free_blocks:
+            if knobs.reserve_full_isl and self.whole(request, hits) + watermark > len(self.pool.free):
+                break
+            idle = sum(1 for table in hits for block in table if block and block.references == 0)
+            positions = ceil((cached + n) / knobs.block_size)
+            if len(hits) * positions - sum(map(len, hits)) + idle + watermark > len(self.pool.free):
                 break
             self.running.append(self.waiting.pop(position))
-            self.hold(request, self.blocks(n))
+            for block in (block for table in hits for block in table if block):
+                self.pool.touch(block)
+            request.tables, request.num_hashed = hits, len(hits[0])
+            assert self.allocate(request, 0, cached + n)
+            request.num_computed_tokens = cached
+            if request.num_cached_tokens < 0:
+                request.num_cached_tokens = cached
             chosen.append((request, n))
             budget -= n
 
@@ -297,16 +371,87 @@ class Simulation:
             entries.append(Entry(request, n, samples))
         return entries
 
-    def blocks(self, num_tokens: int) -> int:
-        return ceil(num_tokens / self.knobs.block_size)
+    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int) -> bool:
+        """Free what has left its window, take blocks up to num_tokens, hash those full of known tokens; or not."""
+        size = self.knobs.block_size
+        for window, table in zip(self.windows, request.tables, strict=True):
+            skipped = max(num_computed_tokens - window + 1, 0) // size if window else 0
+            for i in reversed(range(min(skipped, len(table)))):
+                if table[i] is None:
+                    break
+                self.pool.put_back(table[i])
+                table[i] = None
+        missing = ceil(num_tokens / size) - len(request.tables[0])
+        if missing * len(self.windows) > len(self.pool.free):
+            return False
+        for table in request.tables:
+            table += [self.pool.take() for _ in range(missing)]
+        if self.knobs.enable_prefix_caching:
+            full = min(num_tokens, request.num_tokens) // size
+            for group, table in enumerate(request.tables):
+                for i in range(request.num_hashed, full):
+                    if table[i] is not None:
+                        self.pool.enter(table[i], (group, request.text((i + 1) * size)))
+            request.num_hashed = max(request.num_hashed, full)
+        return True
 
-    def hold(self, request: Request, num_blocks: int) -> None:
-        self.free_blocks -= num_blocks - request.num_blocks
-        request.num_blocks = num_blocks
+    def look_up(self, request: Request) -> list[list[Block | None]]:
+        """The cached blocks of a request's beginning, per block table, for the longest hit that all agree on."""
+        size = self.knobs.block_size
+        longest = (request.num_tokens - 1) // size if self.knobs.enable_prefix_caching else 0
+        kinds, first = [], 0  # of groups: window, and the tables of the kind
+        for window, count in zip(self.knobs.kv_window, self.knobs.kv_multiplicity, strict=True):
+            kinds.append((window, range(first, first + count)))
+            first += count
+
+        def cached(tables, i):
+            return all(self.pool.find((group, request.text((i + 1) * size))) for group in tables)
+
+        def hit(window, tables, limit):
+            hits = [cached(tables, i) for i in range(limit)]
+            leading = hits.index(False) if False in hits else limit
+            if window == 0:
+                return leading
+            wanted = max(1, ceil((window - 1) / size))
+            for end in range(limit, wanted - 1, -1):
+                if all(hits[end - wanted : end]):
+                    return end
+            return leading
+
+        while (shorter := min(hit(window, tables, longest) for window, tables in kinds)) < longest:
+            longest = shorter
+        result = []
+        for window, tables in kinds:
+            for group in tables:
+                table = [self.pool.find((group, request.text((i + 1) * size))) for i in range(longest)]
+                if window:
+                    outside = max(longest - max(1, ceil((window - 1) / size)), 0)
+                    table[:outside] = [None] * outside
+                result.append(table)
+        return result
+
+    def whole(self, request: Request, hits: list[list[Block | None]]) -> int:
+        """Blocks that the admission gate asks for: all tokens, or what a window holds at once, less what is shared."""
+        size = self.knobs.block_size
+        blocks = 0
+        for window, table in zip(self.windows, hits, strict=True):
+            need = ceil(request.num_tokens / size)
+            if window:
+                need = min(need, ceil((window - 1 + self.knobs.max_num_batched_tokens) / size) + 1)
+            blocks += need - sum(1 for block in table if block and block.references > 0)
+        return blocks
+
+    def release(self, request: Request) -> None:
+        """Free its blocks, last ones first."""
+        for table in request.tables:
+            for block in reversed(table):
+                if block is not None:
+                    self.pool.put_back(block)
+        request.tables, request.num_hashed = [], 0
 
     def preempt(self, victim: Request) -> None:
         """Back to the head of waiting, to be recomputed from its first token. What is in flight still arrives."""
-        self.hold(victim, 0)
+        self.release(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.waiting.insert(0, victim)
@@ -336,17 +481,20 @@ class Simulation:
             if request.outputs >= min(request.output_tokens, request.max_tokens):
                 request.status = COMPLETED
                 (self.running if request in self.running else self.waiting).remove(request)
-                self.hold(request, 0)
+                self.release(request)
                 if self.knobs.max_concurrency:
                     self.places.append(end)
         self.send()
 
     def check(self) -> None:
         knobs = self.knobs
-        assert self.free_blocks >= 0
-        assert self.free_blocks + sum(r.num_blocks for r in self.requests) == self.usable_blocks
-        assert all(r.num_blocks * knobs.block_size >= r.num_computed_tokens for r in self.running)
-        assert all(r.num_computed_tokens == r.num_blocks == 0 for r in self.waiting)
+        held = [block for r in self.requests for table in r.tables for block in table if block]
+        assert len(set(map(id, held))) + len(self.pool.free) == len(self.pool.blocks)
+        assert len(held) == sum(block.references for block in self.pool.blocks)
+        assert all(block.references == 0 for block in self.pool.free)
+        assert all(block.key == key for key, blocks in self.pool.cached.items() for block in blocks)
+        assert all(len(table) * knobs.block_size >= r.num_computed_tokens for r in self.running for table in r.tables)
+        assert all(r.num_computed_tokens == 0 and not r.tables for r in self.waiting)
         assert all(r.num_placeholders >= 0 and r.num_steps_in_flight >= 0 for r in self.requests)
         assert len(self.running) <= knobs.max_num_seqs
         alive = self.pending + self.incoming + self.waiting + self.running

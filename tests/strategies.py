@@ -19,7 +19,8 @@ ODD_TICK = 0.7316528461937 * TICK  # for requests of scenarios that round: a nea
 
 @dataclass(frozen=True)
 class Scenario:
-    """requests: dicts of arrival, prompt_tokens, output_tokens, max_tokens; knobs: by the oracle's names."""
+    """requests: dicts of arrival, prompt_tokens, output_tokens, max_tokens and, with prefix caching, name and segments;
+    knobs: by the oracle's names."""
 
     requests: list[dict]
     knobs: dict
@@ -31,7 +32,10 @@ def knobs(draw, exact: bool = True) -> dict:
     """Settings as vLLM accepts them: any request of max_model_len tokens can run alone."""
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     max_model_len = draw(st.integers(4, 40))
-    needed_blocks = -(-max_model_len // block_size)
+    kv_window, kv_multiplicity = draw(
+        st.sampled_from([((0,), (1,))] * 4 + [((5,), (1,)), ((0, 4), (1, 1)), ((0, 7), (1, 2)), ((3, 0, 9), (1, 1, 1))])
+    )
+    needed_blocks = -(-max_model_len // block_size) * sum(kv_multiplicity)
     chunked_prefill = draw(st.sampled_from([True, True, False]))
     max_num_batched_tokens = draw(st.integers(1, 32)) + (0 if chunked_prefill else max_model_len)
     async_scheduling = draw(st.booleans())
@@ -49,6 +53,9 @@ def knobs(draw, exact: bool = True) -> dict:
         "watermark_blocks": draw(st.sampled_from([0, 0, 1, 3])),
         "steps_in_flight": draw(st.sampled_from([2, 1] if async_scheduling else [1, 2, 3])),
         "async_scheduling": async_scheduling,
+        "enable_prefix_caching": draw(st.booleans()),
+        "kv_window": kv_window,
+        "kv_multiplicity": kv_multiplicity,
         "max_concurrency": draw(st.sampled_from([0, 0, 1, 2, 5])),
         "host_step_time": draw(st.sampled_from([0, 0, 1, 4])) * TICK,
         "host_sequence_time": draw(st.sampled_from([0, 0, 1])) * TICK,
@@ -95,6 +102,31 @@ def requests(draw, max_model_len: int, exact: bool = True) -> list[dict]:
 
 
 @st.composite
+def with_shared_text(draw, rows: list[dict]) -> list[dict]:
+    """The same requests with prompts that begin alike, or with what an earlier request asked and was answered."""
+    result = []
+    for index, row in enumerate(rows):
+        segments = []
+        earlier = draw(st.integers(-4, index - 1))
+        if earlier >= 0:
+            before = result[earlier]
+            used = sum(length for _, length in before["segments"])
+            segments += [
+                *before["segments"],
+                (before["name"], before["prompt_tokens"] + before["output_tokens"] - used),
+            ]
+        else:
+            segments += draw(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 4, 12])), max_size=3))
+        kept, left = [], row["prompt_tokens"]
+        for name, length in segments:
+            if left > 0:
+                kept.append((name, min(length, left)))
+                left -= length
+        result.append({**row, "name": -1 - index, "segments": tuple(kept)})
+    return result
+
+
+@st.composite
 def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool = True) -> StepCost:
     """A StepCost whose cheapest step takes a tick; exact: whole ticks, and halves and quarters until the next step."""
     ticks = st.sampled_from([0, 0, 1, 2]) if exact else st.floats(0, 2)
@@ -125,4 +157,7 @@ def scenarios(draw, exact: bool = True) -> Scenario:
     """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
     k = draw(knobs(exact))
     cost = draw(step_costs(k["max_num_batched_tokens"], k["max_num_seqs"], exact))
-    return Scenario(draw(requests(k["max_model_len"], exact)), k, cost)
+    rows = draw(requests(k["max_model_len"], exact))
+    if k["enable_prefix_caching"] and draw(st.sampled_from([True, True, False])):
+        rows = draw(with_shared_text(rows))
+    return Scenario(rows, k, cost)

@@ -168,6 +168,31 @@ def test_an_interruption_leaves_what_was_computed(scenario, tmp_path):
     assert sum(list(document["counts"].values())[1:6]) == 200_000
 
 
+@pytest.mark.parametrize("arguments", ["--help", "run {0}", "run {0} --json", "show model gpt2", "reproduce"])
+def test_a_full_disk_behind_stdout_is_one_line(scenario, arguments):
+    command = f"{sys.executable} -m infersim {arguments.format(scenario())} > /dev/full"
+    outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert outcome.returncode == 2
+    assert outcome.stderr == "infersim: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(scenario, closed):
+    command = f"{sys.executable} -m infersim run {scenario()} {closed}"
+    outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+def test_too_little_memory_is_one_line(scenario, monkeypatch):
+    def build(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("infersim.run.build_requests", build)
+    outcome = invoke("run", scenario())
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith("not enough memory")
+
+
 def test_a_reader_that_leaves_is_no_traceback(scenario):
     command = f"{sys.executable} -m infersim run {scenario()} --json | head -c 10"
     outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)

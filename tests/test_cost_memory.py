@@ -5,12 +5,15 @@ import math
 import pytest
 
 from infersim.cost.memory import GIB, KVGroup, longest_sequence, memory_waterfall, weight_bytes
+from infersim.deployment import deployment_of
 from infersim.models.catalog import load_model
+from infersim.run import run
 from infersim.spec.engine import Engine, resolve
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
+from infersim.spec.scenario import build_scenario
 
 
 def waterfall(model, hardware, tensor=1, preset="vllm-0.19", precision=None, **engine):
@@ -119,8 +122,13 @@ def test_a_number_of_blocks_can_be_given():
     memory = waterfall("Llama-3.1-8B", "h100-sxm", num_gpu_blocks_override=1000, max_model_len=999 * 16)
     assert memory.num_gpu_blocks == 1000
     assert memory.kv_bytes == 1000 * 2 * 2**20
-    with pytest.raises(InputError, match="must be at most 15984"):
+    with pytest.raises(InputError, match=r"8193 KV blocks.* num_gpu_blocks_override is 1000; must be at most 15984"):
         waterfall("Llama-3.1-8B", "h100-sxm", num_gpu_blocks_override=1000)
+
+
+def test_the_number_of_blocks_fits_the_engines_integers_whatever_the_memory():
+    boundless = load_hardware("h100-sxm").model_copy(update={"memory_usable": 1e30})
+    assert waterfall("Llama-3.1-8B", boundless).num_gpu_blocks == 2**31 - 1
 
 
 @pytest.mark.parametrize(
@@ -195,3 +203,26 @@ def test_memory_is_described_per_gpu():
     memory = waterfall("Llama-3.1-70B", "h100-sxm", 4)
     assert memory.kv_bytes_per_token == 2 * 80 * 2 * 128 * 2
     assert memory.usable_bytes == math.ceil(load_hardware("h100-sxm").memory_usable * 0.9)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware"), [("Gemma-3-27B", "h100-sxm"), ("Gemma-3-4B", "l4"), ("Mistral-7B-v0.1", "rtx-4090")]
+)
+@pytest.mark.parametrize("preset", ["vllm-0.11", "vllm-0.33"])
+def test_the_engine_runs_the_longest_sequence_in_the_fewest_blocks_that_the_waterfall_accepts(model, hardware, preset):
+    """Windows hold less than the whole sequence, and both must count so."""
+    data = {"model": model, "hardware": hardware, "engine": {"preset": preset}}
+    data["workload"] = {"input_tokens": 1, "output_tokens": 1, "num_requests": 1}
+    whole = deployment_of(build_scenario(data, "x.yaml"))
+    longest = whole.engine.max_model_len
+    groups = whole.memory.kv_groups
+    budget = whole.engine.max_num_batched_tokens
+    blocks = 1
+    for group in groups:
+        held = min(longest, group.window - 1 + budget) if group.window else longest
+        blocks += group.tables * (math.ceil(held / 16) + (held < longest))
+    data["engine"] |= {"max_model_len": longest, "num_gpu_blocks_override": blocks}
+    data["workload"] |= {"input_tokens": longest - 20, "output_tokens": 20, "num_requests": 3}
+    (result,) = run(build_scenario(data, "x.yaml"))
+    assert result.completed.all()
+    assert result.peak_blocks <= blocks - 1

@@ -12,11 +12,26 @@ from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 
 
 def fleet_of(scenario: Scenario, replicas: int = 1, keep_gaps: bool = False) -> Fleet:
-    return Fleet([ReplicaSpec(make_knobs(**scenario.knobs), scenario.cost)] * replicas, keep_gaps=keep_gaps)
+    spec = ReplicaSpec(make_knobs(**scenario.knobs), scenario.cost)
+    return Fleet([spec] * replicas, keep_gaps=keep_gaps, shares_text=shares_text(scenario))
+
+
+def shares_text(scenario: Scenario) -> bool:
+    return "segments" in scenario.requests[0]
 
 
 def submit(fleet: Fleet, requests: list[dict], replica: int = 0) -> None:
-    fleet.submit(replica, *[[r[column] for r in requests] for column in COLUMNS])
+    """With segments as columns, if the requests have any."""
+    shared = {}
+    if requests and "segments" in requests[0]:
+        pieces = [piece for r in requests for piece in r["segments"]]
+        shared["names"] = [r["name"] for r in requests]
+        shared["segments"] = (
+            np.cumsum([0, *(len(r["segments"]) for r in requests)]),
+            [name for name, _ in pieces],
+            [length for _, length in pieces],
+        )
+    fleet.submit(replica, *[[r[column] for r in requests] for column in COLUMNS], **shared)
 
 
 def run(scenario: Scenario) -> Fleet:
@@ -43,6 +58,7 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
         assert got["num_output_tokens"] == want.outputs
         assert got["num_preemptions"] == want.num_preemptions
         if want.status == oracle.COMPLETED:
+            assert got["num_cached_tokens"] == want.num_cached_tokens
             for name in ("scheduled", "first_token", "last_token"):
                 assert got[name] == pytest.approx(getattr(want, name), rel=tolerance, abs=tolerance)
             gaps += list(np.diff(want.token_times))
@@ -102,7 +118,8 @@ def test_where_it_is_stopped_changes_nothing(scenario, data):
 def test_replicas_do_not_disturb_each_other(one, other):
     """Two replicas of a fleet run as each would alone, one after another or in turns."""
     for mask in (0, state.FINISHED):
-        fleet = Fleet([ReplicaSpec(make_knobs(**s.knobs), s.cost) for s in (one, other)])
+        specs = [ReplicaSpec(make_knobs(**s.knobs), s.cost) for s in (one, other)]
+        fleet = Fleet(specs, shares_text=shares_text(one) or shares_text(other))
         submit(fleet, one.requests, 0)
         submit(fleet, other.requests, 1)
         while len(fleet.advance(events=mask)):

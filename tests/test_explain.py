@@ -76,6 +76,16 @@ def test_an_slo_is_met_only_by_a_system_that_keeps_up():
     assert missed["limits"][0]["value"] > 500
 
 
+def test_an_slo_on_gaps_alone_limits_no_single_request():
+    arrival = np.arange(10.0)
+    slo = {"p99_itl_ms": 300}
+    document = summarize(
+        [result_of(arrival, arrival, arrival + 0.2, arrival + 0.4, outputs=2, scenario=scenario_of(slo=slo))]
+    )
+    assert document["slo"]["met"]
+    assert document["slo"]["goodput_share"] is document["metrics"]["request_goodput"] is None
+
+
 def test_replications_give_means_and_intervals():
     document = summarize([result_of_queue(0.5, 2000, seed=seed) for seed in (1, 2, 3)])
     assert document["metrics"]["mean_ttft_ms"] == pytest.approx(2000, rel=0.2)
@@ -91,7 +101,7 @@ def test_what_was_assumed_is_said():
     result.itl_histogram[np.flatnonzero(result.itl_histogram)[0]] -= 6
     result = dataclasses.replace(result, outstanding_time=98 * 0.8)
     text = "\n".join(summarize([result])["assumed"])
-    for words in ("prefix caching off", "ticks of 3 s", "rejects 2 requests", "1 published", "max_model_len 131,072"):
+    for words in ("prefix caching on", "ticks of 3 s", "rejects 2 requests", "1 published", "max_model_len 131,072"):
         assert words in text
 
 

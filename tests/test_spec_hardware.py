@@ -66,6 +66,18 @@ def test_name_in_any_case_and_near_names():
         load_hardware("v100")
 
 
+def test_a_number_whose_unit_was_forgotten_is_no_device():
+    """3.35 is a bandwidth in TB/s, not in B/s."""
+    data = PROFILES["h100-sxm"].model_dump()
+    data |= {"memory_capacity": 80, "memory_bandwidth": 3350, "flops": {"bf16": 989}}
+    with pytest.raises(InputError) as error:
+        Hardware.validate(data, "x.yaml")
+    assert [line.split(" (got")[0] for line in error.value.problems] == [
+        f"x.yaml: {key}: must be at least {least}; a number without a unit is in bytes or FLOPs"
+        for key, least in (("memory_capacity", "1 MB"), ("memory_bandwidth", "1 MB/s"), ("flops.bf16", "1 MFLOP/s"))
+    ]
+
+
 def test_all_problems_of_a_profile_at_once():
     data = PROFILES["h100-sxm"].model_dump()
     data |= {"memory_bandwidht": 1, "memory_usable": "80 GHz", "tdp": -5, "flops": {"fp8": 0, "bf17": 1}}

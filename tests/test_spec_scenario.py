@@ -90,6 +90,24 @@ def test_paths_are_seen_from_the_scenario_file(tmp_path, monkeypatch):
     assert load_scenario(file, ["hardware=l4"]).hardware.name == "l4"
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modle": None}, "modle: unknown key; did you mean model?"),  # a key without a value is a key all the same
+        ({"model": ""}, "model: must not be empty"),
+        ({"model": "x" * 5000}, "model: must have at most 4096 characters (got 5000)"),
+        (
+            {"engine": {"preset": "vllm-0.12"}},
+            "engine.preset: no such engine preset (got 'vllm-0.12'); known: vllm-0.11, ",
+        ),
+        ({"engine": {"host_step_time": 1e6}}, "engine.host_step_time: must be less than or equal to 3600"),
+    ],
+)
+def test_mistakes_of_one_key(change, message):
+    (line,) = problems(LEAST | change)
+    assert line.startswith(f"x.yaml: {message}")
+
+
 def test_overrides():
     overrides = ["engine.max_num_seqs=512", "slo.p99_ttft_ms=500", "hardware=l4", "hardware.memory_bandwidth=4 TB/s",
                  "workload.output_tokens={lognormal: {median: 10, p90: 100}}", "simulation=null"]  # fmt: skip
@@ -113,7 +131,7 @@ def test_all_errors_at_once():
         {
             "hardware": "h101",
             "workload": {"request_rate": -1, "input_tokens": 1, "output_tokens": 1},
-            "engine": {"preset": "vllm-0.12", "enable_prefix_caching": True, "block_size": 2.5, "watermark": 1},
+            "engine": {"preset": "vllm-0.12", "enable_prefix_caching": 2, "block_size": 2.5, "watermark": 1},
             "precision": {"weights": "fp7"},
             "parallelism": {"expert": 3},
             "slo": {"p98_ttft_ms": 1, "p99_ttft_ms": "10 GB"},
@@ -125,8 +143,9 @@ def test_all_errors_at_once():
     )
     for start in (
         "x.yaml: hardware: 'h101': no such hardware profile", "x.yaml: workload.request_rate: must be",
-        "x.yaml: engine.preset: no such engine preset (got 'vllm-0.12'); did you mean vllm-0.1",
-        "x.yaml: engine.enable_prefix_caching: must be false", "x.yaml: engine.block_size: must be a whole number",
+        "x.yaml: engine.preset: no such engine preset (got 'vllm-0.12'); known: ",
+        "x.yaml: engine.enable_prefix_caching: must be true or false",
+        "x.yaml: engine.block_size: must be a whole number",
         "x.yaml: engine.watermark: must be less than 1", "x.yaml: precision.weights: must be one of auto",
         "x.yaml: parallelism: expert must divide", "x.yaml: slo.p98_ttft_ms: unknown key; did you mean p9",
         "x.yaml: slo.p99_ttft_ms: must be a time in ms", "x.yaml: speculation: must be null",

@@ -113,6 +113,7 @@ def changed(**keys) -> dict:
         (changed(trace=[[0, -1, 1, "Gamma", 1, 1]]), "clients: not a ServeGen client"),
         (changed(trace=[[0, 1, 1, "Pareto", 1, 1]]), "clients: not a ServeGen client"),
         (changed(trace=[[0, 0, 1, "Gamma", 1, 1]]), "no client has a rate above 0"),
+        (changed(trace=[[0, 9e5, 1, "Gamma", 1, 1]]), "more than 1e+08 requests by 600 s"),
         (changed(dataset={}), "client a: not a ServeGen client"),
         (changed(dataset={"0": {"input_tokens": {"5": 1}}}), "client a: not a ServeGen client"),
         (changed(dataset={"0": {"input_tokens": {"5": -1}, "output_tokens": {"5": 1}}}), "client a: not a ServeGen cl"),

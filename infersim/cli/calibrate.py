@@ -110,8 +110,8 @@ def kernels(
     """Fit a device's efficiencies to measured kernels: GEMM, attention, experts, collectives.
 
     Tables have the columns of ai-dynamo/aiconfigurator's or casys-kaist/LLMServingSim's; half of the shapes are held
-    out and give the error of each class. Other classes stay as the profile has them. Rows that a warm cache may have served, or that beat the memory's bandwidth,
-    do not count.
+    out and give the error of each class. Other classes stay as the profile has them. Rows that a warm cache may have
+    served, or that beat the memory's bandwidth, do not count.
     """
     from infersim.calibration.kernels import calibrate
     from infersim.calibration.profile import with_efficiency

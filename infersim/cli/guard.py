@@ -27,15 +27,23 @@ def guarded(verb: Callable[..., int | None]) -> Callable[..., None]:
             for problem in error.problems:
                 print(problem, file=sys.stderr)
             code = WRONG_INPUT
+        except MemoryError:
+            print("not enough memory for this run: must have fewer requests or smaller tables", file=sys.stderr)
+            code = WRONG_INPUT
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = INTERRUPTED
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own flush is quiet
+            quiet_stdout()
             code = BROKEN_PIPE
         raise typer.Exit(code)
 
     return command
+
+
+def quiet_stdout() -> None:
+    """Nothing can be written there: send what is still buffered nowhere, so that Python's own flush does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`infersim reproduce`: the literature's numbers, recomputed."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -11,15 +12,23 @@ FAILED = 1
 
 @guarded
 def reproduce(
-    ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Claims or groups, e.g. bw.step sd.")] = None,
+    ids: Annotated[
+        list[str] | None, Argument(metavar="[ID]...", help="Claims or groups, e.g. bw.step sd lev.tab4.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Write reproduction.md and figures there.")] = None,
 ) -> int:
     """Recompute published numbers and compare. Exit code 1 if one is missed."""
     from infersim.report.files import to_json
     from infersim.reproduce.claims import check, select
-    from infersim.reproduce.notes import NOTES
+    from infersim.reproduce.table import all_claims
 
-    outcome = check(select(NOTES, ids or []))
+    outcome = check(select(all_claims(), ids or []))
+    if out is not None:
+        from infersim.report.reproduction import write_reproduction
+        from infersim.reproduce.figures import all_figures
+
+        write_reproduction(out, outcome, [] if ids else all_figures())
     if as_json:
         print(to_json(outcome))
     else:
@@ -30,6 +39,10 @@ def reproduce(
 
 
 def _line(row: dict[str, Any]) -> str:
+    from infersim.report.reproduction import number
+
     word = {True: "ok", False: "FAILED", None: "n/a"}[row["ok"]]
-    got = "-" if row["got"] is None else f"{row['got']:.5g}"
-    return f"{word:8}{row['id']:21}{row['expected']:<12.5g}got {got:<12}{row['unit']}; {row['note']}"
+    if row["ok"] is None:
+        return f"{word:8}{row['id']:26}{row['note']}"
+    expected = number(row["expected"])
+    return f"{word:8}{row['id']:26}{expected} expected, {number(row['got'])} got; {row['unit']}; {row['note']}"

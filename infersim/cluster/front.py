@@ -8,7 +8,7 @@ import numpy as np
 from ..engine.fleet import Fleet
 from ..engine.state import FINISHED
 from ..spec.cluster import Cluster
-from ..workload.requests import Requests
+from ..workload.requests import Requests, own_text
 from .clock import Clock
 from .prefixes import PrefixTree
 from .routers import Router
@@ -35,7 +35,8 @@ class Front:
         self.fleet = fleet
         self.clock = Clock(fleet)
         self.max_concurrency = max_concurrency
-        fleet.add(requests.prompt_tokens, requests.output_tokens, max_tokens, len(requests))
+        columns = (requests.prompt_tokens, requests.output_tokens, max_tokens, len(requests))
+        fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
         self._last_token = fleet.requests["last_token"]
         self.arrived = requests.arrival.copy()
         """f8[n]: when each came to be, which of a request that follows another shows only in the run"""

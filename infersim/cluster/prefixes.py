@@ -29,7 +29,7 @@ class PrefixTree:
                 node = nodes.setdefault((parent, ids[k], lengths[k]), len(nodes))
                 if node == len(self.tokens):
                     self.tokens.append(length)
-                    if ids[k] < 0:  # workload.sessions.own_text
+                    if ids[k] < 0:  # workload.requests.own_text
                         self.own[-1 - ids[k]] = node
                 path.append(node)
                 parent = node

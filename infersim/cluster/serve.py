@@ -11,7 +11,7 @@ from ..engine.fleet import Fleet
 from ..engine.state import COMPLETED
 from ..spec.cluster import STATIC_POLICIES, Cluster
 from ..spec.errors import InputError
-from ..workload.requests import Requests
+from ..workload.requests import Requests, own_text
 from .routers import assign
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def serve(
     if static:
         fleet.knobs["max_concurrency"] = max_concurrency
         replica = 0 if k == 1 else assign(spec.router.policy, weights, n, seed)
-        fleet.submit(replica, requests.arrival, requests.prompt_tokens, requests.output_tokens, max_tokens)
+        columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, max_tokens)
+        fleet.submit(replica, *columns, names=own_text(requests.request_id), segments=requests.segments)
         interrupted = _advance(fleet, last, progress)
     else:
         from .front import Front  # simpy is for runs that need it

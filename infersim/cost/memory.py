@@ -23,6 +23,7 @@ from .sharding import check_modelled, pipeline_stages, problems, rank_layer
 from .steptime import capture_sizes
 
 GIB = 2.0**30
+MAX_BLOCKS = 2**31 - 1  # the compiled engine's integers
 VOCAB_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 # Memory that is not PyTorch's and appears while vLLM starts: libraries, and NCCL's buffers under tensor parallelism.
@@ -160,7 +161,7 @@ def _stage(
     if state and token_bytes:
         block_size *= max(1, math.ceil(state / (token_bytes * block_size)))
     block_bytes = max(token_bytes * block_size, state) * layers_per_table
-    blocks = engine.num_gpu_blocks_override or max(0, math.floor(left / block_bytes))
+    blocks = engine.num_gpu_blocks_override or min(max(0, math.floor(left / block_bytes)), MAX_BLOCKS)
     return Memory(
         total_bytes=hardware.memory_usable,
         usable_bytes=usable,
@@ -300,6 +301,11 @@ def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memo
             f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
         )
     need = _blocks_of_longest(memory.kv_groups, memory.block_size, engine) + 1  # and the null block
+    if need > memory.num_gpu_blocks and engine.num_gpu_blocks_override:
+        return (
+            f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs {need} KV blocks, vLLM's null"
+            f" block included, and num_gpu_blocks_override is {engine.num_gpu_blocks_override}"
+        )
     if need > memory.num_gpu_blocks:
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"

@@ -1,8 +1,8 @@
 """All replicas of a fleet over time, one after another or in turns. Compiled; the one entry to the compiled code."""
 
 from .commands import abort, release, reserve
+from .njit import compiled
 from .replica import INFINITY, end_step, next_time, start_step
-from .scheduler import compiled
 from .state import ABORT, ADVANCE, RELEASE, RESERVE
 
 

@@ -1,8 +1,10 @@
 """What is done to one request from outside, between two advances: abort it, reserve or release its blocks. Compiled."""
 
+from .blocks import free_table, identify, look_up, take_until
+from .njit import compiled
 from .replica import count_outstanding, drop_finished, send
-from .scheduler import allocate, compiled, remove
-from .state import ABORTED, COMPLETED, PENDING, RUNNING, WAITING
+from .scheduler import allocate, free, remove, share_hits
+from .state import ABORTED, COMPLETED, PENDING, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
 @compiled
@@ -19,7 +21,8 @@ def abort(a, q, time):
     request = a.requests[q]
     r = request.replica
     replica = a.replicas[r]
-    scheduler = a.schedulers[r * a.call[0].ranks + request.rank]
+    rank = r * a.call[0].ranks + request.rank
+    scheduler = a.schedulers[rank]
     send(a.requests, replica, a.knobs[r], a.call[0], a.events, r, time, 0.0)
     if request.status >= COMPLETED:
         return False
@@ -30,9 +33,8 @@ def abort(a, q, time):
         replica.num_reserved -= 1
     request.status = ABORTED
     if before == RUNNING:
-        drop_finished(a.requests, scheduler, a.running[r * a.call[0].ranks + request.rank])
-    scheduler.free_blocks += request.num_blocks
-    request.num_blocks = 0
+        drop_finished(a.requests, scheduler, a.running[rank])
+    free(request, scheduler, a.blocks[rank], a.tables[rank])
     wake(replica, time)
     replica.num_finished += 1
     if request.sent >= 0.0:
@@ -48,13 +50,29 @@ def reserve(a, q):
     """
     request = a.requests[q]
     r = request.replica
-    scheduler = a.schedulers[r * a.call[0].ranks + request.rank]
-    watermark = a.knobs[r].watermark_blocks if scheduler.num_running > 0 else 0
+    knobs, replica = a.knobs[r], a.replicas[r]
+    rank = r * a.call[0].ranks + request.rank
+    scheduler, blocks, tables = a.schedulers[rank], a.blocks[rank], a.tables[rank]
+    watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
+    if scheduler.identified < 0:
+        identify(a.requests, knobs, scheduler, blocks, tables, a.segments, -1, -1)
+    if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
+        return False
     request.num_computed_tokens = request.prompt_tokens - 1
-    if not allocate(request, scheduler, a.knobs[r], request.prompt_tokens, watermark):
+    if scheduler.identified:
+        hit = look_up(request, knobs, scheduler, blocks, a.segments, tables[free_table(scheduler)])
+        length = (request.prompt_tokens + knobs.block_size - 1) // knobs.block_size
+        needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
+        fits = needed + watermark <= scheduler.free_blocks
+        if fits:
+            share_hits(request, scheduler, blocks, tables, hit)
+            take_until(request, scheduler, blocks, tables[request.table], length)
+    else:
+        fits = allocate(request, scheduler, knobs, request.prompt_tokens, watermark)
+    if not fits:
         request.num_computed_tokens = 0
         return False
-    a.replicas[r].num_reserved += 1
+    replica.num_reserved += 1
     return True
 
 
@@ -63,8 +81,8 @@ def release(a, q, time):
     """Free the blocks that the completed request q held on to."""
     request = a.requests[q]
     replica = a.replicas[request.replica]
-    a.schedulers[request.replica * a.call[0].ranks + request.rank].free_blocks += request.num_blocks
-    request.num_blocks = 0
+    rank = request.replica * a.call[0].ranks + request.rank
+    free(request, a.schedulers[rank], a.blocks[rank], a.tables[rank])
     replica.num_reserved -= 1
     wake(replica, time)
     return True

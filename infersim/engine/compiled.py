@@ -5,11 +5,14 @@ imports before the first call. So the object code that Numba makes of `advance.a
 named after a hash of everything it depends on, and loaded with llvmlite (a dependency of Numba): 3 ms, and 1 us a call.
 """
 
+import contextlib
 import ctypes
+import getpass
 import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from functools import cache
@@ -20,23 +23,36 @@ import llvmlite.binding as llvm
 
 from .state import Arrays
 
-SOURCES = ("state.py", "scheduler.py", "replica.py", "commands.py", "advance.py", "compiled.py")
+SOURCES = (
+    "njit.py", "state.py", "blocks.py", "scheduler.py", "replica.py", "commands.py", "advance.py", "compiled.py",
+)  # fmt: skip
 
 
 def cache_folder() -> Path:
     """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one."""
+    for wished in (_wished_folder, _temporary_folder):
+        try:
+            folder = wished()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mine = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+            if mine or wished is _wished_folder:  # nobody else's code is run from where everybody may write
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+        except (OSError, RuntimeError):  # RuntimeError: a user without a home
+            pass
+    return Path(tempfile.mkdtemp(prefix="infersim-"))
+
+
+def _wished_folder() -> Path:
     if "INFERSIM_CACHE_DIR" in os.environ:
-        wished = Path(os.environ["INFERSIM_CACHE_DIR"])
-    elif sys.platform == "darwin":
-        wished = Path.home() / "Library" / "Caches" / "infersim"
-    else:
-        wished = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infersim"
-    try:
-        wished.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=wished):
-            return wished
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="infersim-"))
+        return Path(os.environ["INFERSIM_CACHE_DIR"])
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "infersim"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infersim"
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"infersim-{os.getuid() if hasattr(os, 'getuid') else getpass.getuser()}"
 
 
 def key() -> str:
@@ -65,7 +81,7 @@ def _compile() -> tuple[bytes, dict]:
 
     def entry(
         call, replicas, schedulers, knobs, prices, table, steps_priced, attention, sums, scratch, due, requests,
-        running, steps, counts, step_end, histogram, gaps, gap_offset, events,
+        segments, blocks, tables, running, steps, counts, step_end, histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -83,6 +99,9 @@ def _compile() -> tuple[bytes, dict]:
                 carray(scratch, (ranks, resources)),
                 carray(due, (2 * c[0].num_leaves,)),
                 carray(requests, (c[0].num_requests,)),
+                carray(segments, (c[0].num_segments,)),
+                carray(blocks, (n * ranks, c[0].num_blocks)),
+                carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
                 carray(running, (n * ranks, seqs)),
                 carray(steps, (n * ranks, flight, seqs)),
                 carray(counts, (n * ranks, flight)),
@@ -94,8 +113,11 @@ def _compile() -> tuple[bytes, dict]:
             )
         )
 
-    records = ("CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "EVENT")
-    call, replica, scheduler, knobs, price, attention, sums, request, event = (
+    records = (
+        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "BLOCK",
+        "EVENT",
+    )  # fmt: skip
+    call, replica, scheduler, knobs, price, attention, sums, request, segment, block, event = (
         numba.from_dtype(getattr(state, name)) for name in records
     )
     f4, f8, i4, i8 = types.float32, types.float64, types.int32, types.int64
@@ -113,6 +135,9 @@ def _compile() -> tuple[bytes, dict]:
         f8,
         f8,
         request,
+        segment,
+        block,
+        i4,
         i4,
         i4,
         i4,
@@ -128,29 +153,37 @@ def _compile() -> tuple[bytes, dict]:
     return compiled._library._get_compiled_object(), {"entry": compiled.native_name, "helpers": helpers}
 
 
-def _build(folder: Path) -> None:
-    """Compile into `folder`, atomically: two processes may do so at once."""
+def _build(folder: Path) -> tuple[bytes, dict]:
+    """Compile, and leave the result in `folder` for later runs: atomically, two processes may do so at once."""
     if sys.stderr is not None:
         print("infersim: compiling the engine (once per installation, about 10 s)", file=sys.stderr, flush=True)
     code, symbols = _compile()
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        (Path(scratch) / "new").mkdir()
-        (Path(scratch) / "new" / "engine.o").write_bytes(code)
-        (Path(scratch) / "new" / "symbols.json").write_text(json.dumps(symbols))
-        try:
-            (Path(scratch) / "new").rename(folder)
-        except OSError:
-            if not (folder / "symbols.json").exists():
-                raise
+    symbols |= {"sha256": hashlib.sha256(code).hexdigest()}
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        (new / "engine.o").write_bytes(code)
+        (new / "symbols.json").write_text(json.dumps(symbols))
+        if _read(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            new.rename(folder)
+    return code, symbols
+
+
+def _read(folder: Path) -> tuple[bytes, dict] | None:
+    """Object code and symbols as `_build` left them; None if they are not there, or were damaged since."""
+    try:
+        code, symbols = (folder / "engine.o").read_bytes(), json.loads((folder / "symbols.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return (code, symbols) if symbols.get("sha256") == hashlib.sha256(code).hexdigest() else None
 
 
 @cache
 def load():
     """The engine's entry as a ctypes function of the addresses of state.Arrays, compiled first if need be."""
     folder = cache_folder() / key()
-    if not (folder / "symbols.json").exists():
-        _build(folder)
-    symbols = json.loads((folder / "symbols.json").read_text())
+    code, symbols = _read(folder) or _build(folder)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     # Error paths of Numba's wrapper name its helpers; the engine raises nothing (error_model "numpy"), so they are
@@ -160,7 +193,7 @@ def load():
         llvm.add_symbol(helper, never)
     machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data((folder / "engine.o").read_bytes()))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(Arrays._fields))(
         engine.get_function_address(symbols["entry"])

@@ -26,8 +26,9 @@ def make_knobs(**values) -> np.void:
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = 1
     knobs["kv_multiplicity"][0] = 1
     for name, value in values.items():
-        if name in ("kv_window", "kv_multiplicity"):
+        if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
+            knobs["num_kv_groups"] = len(value)
         else:
             knobs[name] = value
     return knobs[()]
@@ -37,11 +38,12 @@ class Fleet:
     """Replicas that are advanced together; the only holder of running state.
 
     replicas: one ReplicaSpec each; ranks: schedulers per replica that step in lock step (data-parallel attention);
-    keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token).
+    keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token); shares_text: prompts
+    may begin with text of one another, so that prefix caching has to know every block from the start.
     Raises ValueError if a replica's KV pool cannot hold one sequence of max_model_len.
     """
 
-    def __init__(self, replicas: list[ReplicaSpec], ranks: int = 1, keep_gaps: bool = False):
+    def __init__(self, replicas: list[ReplicaSpec], ranks: int = 1, keep_gaps: bool = False, shares_text: bool = False):
         n = len(replicas)
         self.knobs = np.array([replica.knobs for replica in replicas], state.KNOBS)
         for knobs in self.knobs:
@@ -59,6 +61,8 @@ class Fleet:
         self.schedulers = np.zeros(n * ranks, state.SCHEDULER)
         self.schedulers["waiting_head"] = self.schedulers["waiting_tail"] = -1
         self.schedulers["free_blocks"] = np.repeat(self.knobs["num_gpu_blocks"] - 1, ranks)
+        self.shares_text = shares_text
+        self._make_blocks(ranks)
         self._load_prices([replica.cost for replica in replicas])
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
@@ -81,15 +85,37 @@ class Fleet:
 
     @staticmethod
     def _check(knobs) -> None:
-        whole = -(-int(knobs["max_model_len"]) // int(knobs["block_size"]))
+        block_size, budget = int(knobs["block_size"]), int(knobs["max_num_batched_tokens"])
+        whole = -(-int(knobs["max_model_len"]) // block_size)
         groups = zip(knobs["kv_window"], knobs["kv_multiplicity"][: knobs["num_kv_groups"]], strict=False)
-        blocks = sum(int(tables) * (1 if window == 1 else whole) for window, tables in groups)
+        blocks = 0
+        for window, tables in groups:
+            held = -(-(int(window) - 1 + budget) // block_size) + 1  # as scheduler.blocks_of_whole_sequence
+            blocks += int(tables) * (1 if window == 1 else min(whole, held) if window else whole)
         if blocks > knobs["num_gpu_blocks"] - 1:
             raise ValueError(
                 f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
             )
         if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
             raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
+
+    def _make_blocks(self, ranks: int) -> None:
+        """Room for blocks and block tables, as far as prefix caching may need them: memory that is not yet touched."""
+        caching = self.knobs["enable_prefix_caching"] != 0
+        num_tables = np.array([int(k["kv_multiplicity"][: k["num_kv_groups"]].sum()) for k in self.knobs])
+        stride = -(-self.knobs["max_model_len"] // self.knobs["block_size"])
+        self.schedulers["num_tables"], self.schedulers["table_stride"] = num_tables.repeat(ranks), stride.repeat(ranks)
+        self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
+        windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
+        self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
+        num_blocks = 1 << (int(self.knobs["num_gpu_blocks"][caching].max(initial=1)) - 1).bit_length()
+        rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][caching].max(initial=0)) + 1
+        columns = int((num_tables * stride)[caching].max(initial=0)) + 1
+        self.call["num_blocks"] = num_blocks
+        self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
+        self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
+        self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
+        self.segments = np.zeros(1, state.SEGMENT)
 
     def _load_prices(self, costs: list[StepCost]) -> None:
         """Lay each distinct cost's tables into one flat array."""
@@ -130,10 +156,12 @@ class Fleet:
         """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
-    def submit(self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=None) -> None:
+    def submit(
+        self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=None, names=None, segments=None
+    ) -> None:
         """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
 
-        rank: the data-parallel rank that serves them; None: a replica's ranks take turns.
+        rank: the data-parallel rank that serves them; None: a replica's ranks take turns. names, segments: see `add`.
 
         Raises ValueError if an arrival lies before one submitted earlier to the same replica.
         """
@@ -146,27 +174,31 @@ class Fleet:
             parts = {int(replica): slice(None)}
         else:
             order = np.argsort(replica, kind="stable")
-            names, starts = np.unique(replica[order], return_index=True)
-            parts = dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
-        for name, part in parts.items():
-            tail = int(self.replicas["pending_tail"][name])
+            each, starts = np.unique(replica[order], return_index=True)
+            parts = dict(zip(each.tolist(), np.split(order, starts[1:]), strict=True))
+        for r, part in parts.items():
+            tail = int(self.replicas["pending_tail"][r])
             if tail >= 0 and arrival[part][0] < self._requests["arrival"][tail]:
                 raise ValueError("arrivals must not go back in time")
-        first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival))
+        first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival), names, segments)
         new = self._requests[first : self.num_requests]
         new["arrival"], new["replica"] = arrival, replica
         if rank is not None:
             new["rank"] = rank
         rows = np.arange(first, self.num_requests, dtype="i4")
-        for name, part in parts.items():
+        for r, part in parts.items():
             chain = rows[part]
             if rank is None:
-                self._requests["rank"][chain] = self._turns(name, len(chain))
+                self._requests["rank"][chain] = self._turns(r, len(chain))
             self._requests["next"][chain[:-1]] = chain[1:]
-            self._link(name, int(chain[0]), int(chain[-1]))
+            self._link(r, int(chain[0]), int(chain[-1]))
 
-    def add(self, prompt_tokens, output_tokens, max_tokens, n: int) -> int:
-        """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`."""
+    def add(self, prompt_tokens, output_tokens, max_tokens, n: int, names=None, segments=None) -> int:
+        """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`.
+
+        segments: (offsets i8[n + 1], names i8[m], lengths i4[m]): what prompts begin with, as in workload Requests;
+        names: i8[n] of each request's own text, which follows, prompt and output; default: names that nobody else has.
+        """
         first, end = self.num_requests, self.num_requests + n
         if end > len(self._requests):
             grown = np.zeros(max(end, 2 * len(self._requests)), state.REQUEST)
@@ -179,7 +211,17 @@ class Fleet:
         new["num_tokens"] = new["prompt_tokens"]
         new["max_num_tokens"] = new["prompt_tokens"] + new["max_tokens"]
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
-        new["replica"] = new["next"] = new["prev"] = new["last_step"] = -1
+        new["replica"] = new["next"] = new["prev"] = new["last_step"] = new["table"] = -1
+        new["name"] = -1 - np.arange(first, end) if names is None else names
+        if segments is not None:
+            if not self.shares_text:
+                raise ValueError("segments need a fleet that shares text")
+            offsets, segment_names, lengths = segments
+            new["first_segment"] = len(self.segments) + offsets[:-1]
+            new["num_segments"] = np.diff(offsets)
+            more = np.zeros(len(segment_names), state.SEGMENT)
+            more["name"], more["length"] = segment_names, lengths
+            self.segments = np.concatenate([self.segments, more])
         self.num_requests = end
         if self.keep_gaps:
             counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")
@@ -262,6 +304,7 @@ class Fleet:
             self.replicas[name] for name in ("pending_head", "unsent_head", "pending_tail")
         )
         self.call["num_requests"], self.call["num_gaps"] = self.num_requests, len(self.gaps)
+        self.call["num_segments"] = len(self.segments)
 
     def next_time(self) -> float:
         """When the next of the replicas does something, as far as they know now (s): inf if never."""

@@ -12,7 +12,7 @@ class StepCost:
     linear: f8[max_num_batched_tokens + 1, 8], by number of new tokens in the step, exact at every integer (graph
         padding and wave steps included); row 0 is zero.
     head: f8[max_num_seqs + 1, 8], by number of scheduled sequences (vLLM V1 computes logits for the last position of
-        every scheduled sequence, partial prefills included); row 0 is zero.
+        every scheduled sequence, partial prefills included) and of the drafts that it verifies; row 0 is zero.
     attention: engine.state.ATTENTION_PRICE[k], 1 <= k <= 4, one row per attention kind.
     shared: None, or f8[max_num_batched_tokens + 1, 8], by the mean of all data-parallel ranks' new tokens, rounded up:
         what ranks do together on the tokens of all (experts and the way to them). Idle ranks take part in it.
@@ -25,3 +25,39 @@ class StepCost:
     attention: np.ndarray
     issue_share: float = 1.0
     shared: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """Seconds that drafting adds to a step on one rank, after the target's pass.
+
+    first: f8[max_num_batched_tokens + 1], a pass over the step's own tokens, by their number (zeros if there is none).
+    once: f8[max_num_seqs + 1], what else comes once, by sequences that draft.
+    following: f8[max_num_seqs + 1], each further pass.
+    attention: engine.state.ATTENTION_PRICE[k], k may be 0: of the drafter's own layers.
+    passes: i4[most drafts + 1], further passes, by the number of drafts of a sequence.
+    first_attends: whether the pass over the step's own tokens exists.
+    """
+
+    first: np.ndarray
+    once: np.ndarray
+    following: np.ndarray
+    attention: np.ndarray
+    passes: np.ndarray
+    first_attends: bool = False
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Seconds by number of sequences, and where tokens leave.
+
+    segments: f8[exits + 1, batch + 1], layers between exits, the LM head in the last; heads: f8[exits, batch + 1], the
+    exit's own head; backfill: f8[exits], per token that leaves there, for the keys and values of the layers it skips;
+    shares: f8[exits + 1], of tokens by exit, the last one is full depth; per_request: each sequence keeps one exit.
+    """
+
+    segments: np.ndarray
+    heads: np.ndarray
+    backfill: np.ndarray
+    shares: np.ndarray
+    per_request: bool = False

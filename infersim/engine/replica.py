@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from .scheduler import compiled, inlined, push_back, push_front, remove, schedule
+from .njit import compiled, inlined
+from .scheduler import free, push_back, push_front, remove, schedule
 from .state import (
     ABORTED,
     ACTIVATIONS,
@@ -233,7 +234,7 @@ def gap_bin(gap):
 
 
 @compiled
-def finish(requests, replica, scheduler, knobs, call, events, r, q, end):
+def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
     request = requests[q]
     was_waiting = request.status == WAITING
@@ -243,8 +244,7 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end):
     if request.hold:
         replica.num_reserved += 1
     else:
-        scheduler.free_blocks += request.num_blocks
-        request.num_blocks = 0
+        free(request, scheduler, blocks, tables)
     replica.num_finished += 1
     count_outstanding(replica, -1, end)
     log_event(call, events, replica, q, r, FINISHED)
@@ -307,7 +307,9 @@ def end_step(a, r):
             if keep_gaps and tokens > 1:
                 a.gaps[a.gap_offset[q] + tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
-                finished |= finish(requests, replica, scheduler, knobs, call, a.events, r, q, end)
+                finished |= finish(
+                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank]
+                )
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
     if regular_gaps > 0:
@@ -354,7 +356,7 @@ def start_step(a, r):
         scheduler = a.schedulers[rank]
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.sums[rank], a.attention[r],
-            price.num_kinds,
+            price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
         )  # fmt: skip
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens

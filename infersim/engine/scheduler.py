@@ -4,14 +4,19 @@ Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedul
 the names are vLLM's. A request is a row of state.REQUEST, a queue a linked list through it.
 """
 
-from numba import njit
-
-from .state import QUERY_TILE, RUNNING, WAITING
-
-# Nothing is allocated, so no reference is counted (_nrt); the few large functions with one caller are inlined, since an
-# array argument is seven words on the stack.
-compiled = njit(error_model="numpy", nogil=True, _nrt=False)
-inlined = njit(error_model="numpy", nogil=True, _nrt=False, inline="always")
+from .blocks import (
+    free_table,
+    hash_until,
+    identify,
+    look_up,
+    release,
+    release_outside_window,
+    share,
+    take_table,
+    take_until,
+)
+from .njit import compiled, inlined
+from .state import QUERY_TILE, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
 @compiled
@@ -136,6 +141,17 @@ def add_to_sums(sums, attention, num_kinds, start, n):
 
 
 @compiled
+def set_slots(request, knobs):
+    """How far a step may go before there is something to do: a block to take, or one to hash since it is full."""
+    if knobs.num_kv_groups > 1 or knobs.kv_window[0] > 0:
+        request.slots = 0  # blocks leave a window at any step
+        return
+    request.slots = request.num_blocks * knobs.block_size
+    if knobs.enable_prefix_caching:
+        request.slots = min(request.slots, (request.num_hashed_blocks + 1) * knobs.block_size - 1)
+
+
+@compiled
 def allocate(request, scheduler, knobs, num_tokens, reserve):
     """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
     needed = blocks_needed(knobs, request.num_computed_tokens, num_tokens)
@@ -143,16 +159,98 @@ def allocate(request, scheduler, knobs, num_tokens, reserve):
         return False
     scheduler.free_blocks -= needed - request.num_blocks
     request.num_blocks = needed
-    if knobs.num_kv_groups == 1 and knobs.kv_window[0] == 0:
-        request.slots = needed * knobs.block_size
-    else:
-        request.slots = 0  # blocks leave a window at any step: ask every time
+    request.num_hashed_blocks = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
+    set_slots(request, knobs)
     return True
 
 
 @compiled
-def preempt_last(requests, replica, scheduler, running):
+def extend(request, scheduler, knobs, blocks, table, segments, num_tokens):
+    """Take the blocks up to num_tokens, which are known to be free, and hash those that are full by then.
+
+    Tokens in flight are not known yet: a block with one is hashed at a later step.
+    """
+    take_until(request, scheduler, blocks, table, (num_tokens + knobs.block_size - 1) // knobs.block_size)
+    full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
+    hash_until(request, knobs, scheduler, blocks, table, segments, full)
+    set_slots(request, knobs)
+
+
+@compiled
+def allocate_identified(request, scheduler, knobs, blocks, tables, segments, num_tokens, reserve):
+    """`allocate` for a request that holds blocks with an identity."""
+    table = tables[request.table]
+    release_outside_window(request, knobs, scheduler, blocks, table)
+    length = (num_tokens + knobs.block_size - 1) // knobs.block_size
+    if scheduler.num_tables * (length - request.table_length) + reserve > scheduler.free_blocks:
+        return False
+    extend(request, scheduler, knobs, blocks, table, segments, num_tokens)
+    return True
+
+
+@compiled
+def cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, num_tokens, watermark):
+    """Tokens of a waiting request that the cache holds, or -1 if the admission gate says no.
+
+    As long as nothing changed that could lower its need, a request that was turned away is not looked up again.
+    """
+    if q == scheduler.blocked_request and scheduler.blocked_need + watermark > scheduler.free_blocks:
+        return -1
+    length = look_up(request, knobs, scheduler, blocks, segments, tables[free_table(scheduler)])
+    if knobs.reserve_full_isl:
+        needed = blocks_of_whole_sequence(knobs, num_tokens) - scheduler.hit_blocks + scheduler.idle_hit_blocks
+        if needed + watermark > scheduler.free_blocks:
+            if scheduler.num_tables == 1 and knobs.kv_window[0] == 0:
+                scheduler.blocked_request = q
+                scheduler.blocked_need = needed
+            return -1
+    return length * knobs.block_size
+
+
+@compiled
+def allocate_cached(request, scheduler, knobs, blocks, tables, segments, cached, n, reserve):
+    """`allocate` for a waiting request that was just looked up: share what is cached, take the rest."""
+    length = (cached + n + knobs.block_size - 1) // knobs.block_size
+    hit = cached // knobs.block_size
+    needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
+    if needed + reserve > scheduler.free_blocks:
+        return False
+    share_hits(request, scheduler, blocks, tables, hit)
+    extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached + n)
+    return True
+
+
+@compiled
+def share_hits(request, scheduler, blocks, tables, length):
+    """Give a request its row of block tables, in which the `length` blocks of its look-up stand, and hold those."""
+    take_table(request, scheduler, tables)
+    table = tables[request.table]
+    for t in range(scheduler.num_tables):
+        for i in range(t * scheduler.table_stride, t * scheduler.table_stride + length):
+            if table[i] > 0:
+                share(blocks, scheduler, table[i])
+    scheduler.blocked_request = -1
+    request.table_length = length
+    request.num_blocks = scheduler.hit_blocks
+
+
+@compiled
+def free(request, scheduler, blocks, tables):
+    """Free all blocks of a request."""
+    if request.table >= 0:
+        release(request, scheduler, blocks, tables)
+    else:
+        scheduler.free_blocks += request.num_blocks
+    request.num_blocks = 0
+    request.slots = 0
+
+
+@compiled
+def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
     """Preempt the last running request for recomputation (vLLM V1's FCFS victim); returns it."""
+    if knobs.enable_prefix_caching and not scheduler.identified:
+        first = requests[running[0]]
+        identify(requests, knobs, scheduler, blocks, tables, segments, first.replica, first.rank)
     scheduler.num_running -= 1
     victim = running[scheduler.num_running]
     request = requests[victim]
@@ -160,20 +258,22 @@ def preempt_last(requests, replica, scheduler, running):
     request.num_computed_tokens = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
-    scheduler.free_blocks += request.num_blocks
-    request.num_blocks = 0
-    request.slots = 0
+    free(request, scheduler, blocks, tables)
     push_front(requests, scheduler, victim)
     return victim
 
 
 @inlined
-def schedule(requests, replica, scheduler, knobs, running, step, sums, attention, num_kinds):
+def schedule(
+    requests, replica, scheduler, knobs, running, step, sums, attention, num_kinds, blocks, tables, segments
+):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
-    samples a token, else its bitwise complement; sums: SUMS[kinds].
+    samples a token, else its bitwise complement; sums: SUMS[kinds]; blocks, tables: this rank's of state.Arrays.
     """
+    if scheduler.identified < 0:
+        identify(requests, knobs, scheduler, blocks, tables, segments, -1, -1)
     budget = knobs.max_num_batched_tokens
     count = 0
     preempted = False
@@ -201,8 +301,13 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
             continue
         if computed + n > request.slots:
             victim = -1
-            while not allocate(request, scheduler, knobs, computed + n, 0):
-                victim = preempt_last(requests, replica, scheduler, running)
+            while True:
+                if scheduler.identified:
+                    if allocate_identified(request, scheduler, knobs, blocks, tables, segments, computed + n, 0):
+                        break
+                elif allocate(request, scheduler, knobs, computed + n, 0):
+                    break
+                victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
                 preempted = True
                 if victim == q:
                     break
@@ -230,11 +335,19 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
         while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
             request = requests[q]
             after = request.next
+            if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
+                break  # rows of block tables are left for what runs
             if request.last_step >= replica.num_steps - replica.in_flight:
                 q = after  # preempted, and a step with it is still to come back
                 continue
             num_tokens = request.prompt_tokens + request.num_output_tokens
+            watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
             computed = request.num_computed_tokens  # its KV came from elsewhere
+            looked_up = scheduler.identified and request.table < 0
+            if looked_up:
+                computed = cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, num_tokens, watermark)
+                if computed < 0:
+                    break
             n = num_tokens - computed
             if 0 < threshold < n:
                 n = threshold
@@ -244,20 +357,30 @@ def schedule(requests, replica, scheduler, knobs, running, step, sums, attention
                     continue
                 break
             n = min(n, budget)
-            watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
-            if (
-                knobs.reserve_full_isl
-                and blocks_of_whole_sequence(knobs, num_tokens) - request.num_blocks + watermark > scheduler.free_blocks
-            ):
-                break
-            if not allocate(request, scheduler, knobs, computed + n, watermark):
-                break
+            if looked_up:
+                if not allocate_cached(request, scheduler, knobs, blocks, tables, segments, computed, n, watermark):
+                    break
+            else:
+                if (
+                    knobs.reserve_full_isl
+                    and blocks_of_whole_sequence(knobs, num_tokens) - request.num_blocks + watermark
+                    > scheduler.free_blocks
+                ):
+                    break
+                if scheduler.identified:
+                    if not allocate_identified(
+                        request, scheduler, knobs, blocks, tables, segments, computed + n, watermark
+                    ):
+                        break
+                elif not allocate(request, scheduler, knobs, computed + n, watermark):
+                    break
             remove(requests, scheduler, q)
             request.status = RUNNING
             running[scheduler.num_running] = q
             scheduler.num_running += 1
             if request.scheduled < 0.0:
                 request.scheduled = replica.now
+                request.num_cached_tokens = computed if looked_up else 0
             add_to_sums(sums, attention, num_kinds, computed, n)
             request.last_step = replica.num_steps
             request.num_computed_tokens = computed + n

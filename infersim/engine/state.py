@@ -35,6 +35,7 @@ def histogram_centres() -> np.ndarray:
 
 QUERY_TILE = 128  # queries per tile of a prefill attention kernel (FlashAttention 2/3 block sizes 64-192)
 MAX_ATTENTION_KINDS = 4
+RESERVED_PER_SEQUENCE = 1  # times max_num_seqs: requests that may hold block tables without running
 
 # One row per request of the whole fleet: running state first (what every step touches shares a cache line), then the
 # input columns and the record that remains.
@@ -64,6 +65,33 @@ REQUEST = np.dtype(
         ("sent", "f8"),  # when the client sent it: at its arrival, or later under max_concurrency
         ("scheduled", "f8"),  # first time it entered a step
         ("first_token", "f8"),
+        ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled
+        # what only prefix caching touches
+        ("num_hashed_blocks", "i4"),  # full blocks per block table that have, or could have, their hash
+        ("table", "i4"),  # its row of block tables while its blocks have an identity, else -1
+        ("table_length", "i4"),  # blocks in each of them, freed ones outside a window included
+        ("name", "i8"),  # of its own text: what follows the segments, and what it generates
+        ("first_segment", "i8"),  # in Arrays.segments
+        ("num_segments", "i4"),
+        ("segment", "i4"),  # where the text that is not yet hashed begins
+        ("segment_offset", "i4"),
+        ("chain", "i8"),  # hash of all text before
+    ],
+    align=True,
+)
+
+# One row per piece of text that a prompt begins with: equal names are equal text from the start of the piece on.
+SEGMENT = np.dtype([("name", "i8"), ("length", "i4")], align=True)
+
+# One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours.
+BLOCK = np.dtype(
+    [
+        ("hash", "i8"),  # of this text and all before, 0 if none
+        ("prev", "i4"),  # neighbours in the free queue, least recently used first
+        ("next", "i4"),
+        ("references", "i4"),  # requests that hold it
+        ("chain", "i4"),  # the next block of the same bucket, 0 if none
+        ("bucket", "i4"),  # not of this block: the first one whose hash ends in this row's number
     ],
     align=True,
 )
@@ -121,6 +149,7 @@ KNOBS = np.dtype(
         ("long_prefill_needs_contention", "i1"),  # 0.33: the threshold applies only beside another request
         ("reserve_full_isl", "i1"),  # admission gate over the whole sequence
         ("async_scheduling", "i1"),
+        ("enable_prefix_caching", "i1"),
         ("host_step_time", "f8"),
         ("host_sequence_time", "f8"),
         ("host_request_time", "f8"),
@@ -170,6 +199,16 @@ SCHEDULER = np.dtype(
         ("waiting_head", "i4"),
         ("waiting_tail", "i4"),
         ("free_blocks", "i4"),
+        ("identified", "i4"),  # blocks have an identity, since something may be found again; -1: before the first step
+        ("num_tables", "i4"),  # block tables of a request
+        ("table_stride", "i4"),  # most blocks in each
+        ("free_table", "i4"),  # first free row of block tables that was used before, or -1
+        ("num_used_tables", "i4"),  # rows that were ever used
+        ("hit_blocks", "i4"),  # of the request looked up last
+        ("idle_hit_blocks", "i4"),  # those among them that nobody holds
+        ("awaited", "i8"),  # the first hash that was missing
+        ("blocked_request", "i4"),  # the request that the admission gate turned away and nothing helped since, or -1
+        ("blocked_need", "i4"),  # blocks that it needs
         ("num_scheduled", "i4"),  # sequences in the step being made
         ("num_tokens", "i4"),
     ],
@@ -222,6 +261,10 @@ CALL = np.dtype(
         ("max_num_seqs", "i8"),  # the largest of all replicas: the stride of `running` and of the steps in flight
         ("steps_in_flight", "i8"),
         ("table_size", "i8"),
+        ("num_segments", "i8"),
+        ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching
+        ("num_table_rows", "i8"),
+        ("num_table_columns", "i8"),
         ("num_gaps", "i8"),  # 0 = keep the histogram only
         ("event_mask", "i8"),
         ("max_events", "i8"),
@@ -247,6 +290,9 @@ class Arrays(NamedTuple):
     scratch: np.ndarray  # f8[ranks, 8], a rank's attention by resource
     due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
     requests: np.ndarray  # REQUEST[n]
+    segments: np.ndarray  # SEGMENT[s], what prompts begin with
+    blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
+    tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
     steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight
     counts: np.ndarray  # i4[R * ranks, F], entries in each

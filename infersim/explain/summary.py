@@ -66,7 +66,8 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
         value = metrics[name.replace("p50_", "median_")]
         limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
     met = verdict.state == "stable" and all(limit["met"] for limit in limits)
-    share = metrics["request_goodput"] / metrics["request_throughput"] if metrics["request_throughput"] else None
+    goodput, throughput = metrics["request_goodput"], metrics["request_throughput"]
+    share = goodput / throughput if goodput is not None and throughput else None
     return {"met": met, "limits": limits, "goodput_share": share}
 
 
@@ -108,7 +109,20 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "peak_running": result.peak_running,
         "mean_kv_usage": over_time(float((rows["block_time"] / blocks).sum())),
         "peak_kv_usage": float((rows["peak_blocks"] / blocks).max()),
+        **_prefix_cache(result),
     }
+
+
+def _prefix_cache(result: Result) -> dict[str, float | None]:
+    """Shares of the prompts, in tokens and in KV blocks, that stood in the cache when a request was first scheduled."""
+    rates = dict.fromkeys(("prefix_cache_token_hit_rate", "prefix_cache_block_hit_rate"))
+    seen = result.requests[result.requests["scheduled"] >= 0]
+    if result.engine.enable_prefix_caching and len(seen):
+        size = result.engine.block_size
+        cached, prompts = seen["num_cached_tokens"].sum(dtype="i8"), seen["prompt_tokens"]
+        rates["prefix_cache_token_hit_rate"] = float(cached / prompts.sum(dtype="i8"))
+        rates["prefix_cache_block_hit_rate"] = float(cached // size / (-(-prompts // size)).sum(dtype="i8"))
+    return rates
 
 
 def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
@@ -122,7 +136,13 @@ def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
     effects = [f"it rejects {over:,} requests" if over else "", f"it cuts {cut:,} outputs short" if cut else ""]
     effect = " and ".join(filter(None, effects)) or f"{result.engine.preset} admits without regard to it"
     lines.append(f"max_tokens {name}: {effect}")
-    lines.append("prefix caching off: every prompt is computed in full")
+    cached = _prefix_cache(result)["prefix_cache_token_hit_rate"]
+    if cached:
+        lines.append(f"prefix caching on: {cached:.1%} of the prompt tokens were in the cache")
+    elif result.engine.enable_prefix_caching:
+        lines.append("prefix caching on, but no prompt found its beginning in the cache")
+    else:
+        lines.append("prefix caching off: every prompt is computed in full")
     reasons = Counter(r["reason"][r["status"] == REJECTED].tolist())
     lines += [f"{n:,} requests rejected: {REJECTION_REASONS[code]}" for code, n in sorted(reasons.items())]
     lines += result.notes

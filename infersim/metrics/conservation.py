@@ -32,7 +32,8 @@ def _counts(result: Result) -> Iterator[str]:
     if counts["unfinished"] and not result.interrupted:
         yield f"{counts['unfinished']} requests were never finished nor rejected"
     r = result.replicas.visits
-    if held := int(r["num_blocks"].sum()) - result.blocks_held:
+    held = int(r["num_blocks"].sum()) - result.blocks_held
+    if held < 0 or (held > 0 and not result.engine.enable_prefix_caching):  # requests may share blocks
         yield f"requests hold {held} KV blocks more than the engine knows of"
     if not result.interrupted and r["num_blocks"].any():
         yield "a request holds KV blocks"
@@ -40,8 +41,8 @@ def _counts(result: Result) -> Iterator[str]:
     outputs = done["num_output_tokens"].astype("i8")
     if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
         yield "a completed request has not the tokens it was to generate"
-    # every token in and every token out but the last goes through a step; recomputation only adds
-    if result.num_scheduled_tokens < int((done["prompt_tokens"] + outputs - 1).sum()):
+    # every token in that was not cached, and every token out but the last, goes through a step; recomputation only adds
+    if result.num_scheduled_tokens < int((done["prompt_tokens"] - done["num_cached_tokens"] + outputs - 1).sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
     if int(result.itl_histogram.sum()) != int(np.maximum(r["num_output_tokens"].astype("i8") - 1, 0).sum()):
         yield "there are not as many inter-token gaps as tokens between"

@@ -5,7 +5,8 @@
 
 `sent` is after the client's wait for a place under max_concurrency. Only completed requests count. Requests of one
 token have no tpot (for goodput it is 0) and no gap. Percentiles interpolate linearly (numpy's default). Durations run
-from the first request sent to the last one completed; with a warm-up, over the requests sent after it.
+from the start, when the client begins to wait for its first request, to the last completion; with a warm-up, from its
+end, over the requests sent after it.
 """
 
 import numpy as np
@@ -52,7 +53,7 @@ def measure(result: Result) -> dict[str, float | None]:
     )
     many = outputs > 1
     tpot = np.divide(generation, outputs - 1, out=np.zeros(len(done)), where=many)
-    duration = float(done["last_token"].max() - done["sent"].min())
+    duration = float(done["last_token"].max()) - result.warmup
     metrics["duration_s"] = duration
     if duration > 0:
         metrics["request_throughput"] = len(done) / duration

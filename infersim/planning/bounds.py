@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from infersim.cost.floors import floor_itl, floor_ttft
-from infersim.cost.operators import evaluate, forward_pass
+from infersim.cost.operator import evaluate
+from infersim.cost.operators import forward_pass
+from infersim.cost.roofline import peak_flops
 from infersim.deployment import Deployment, deployment_of
 from infersim.spec.scenario import Scenario
 from infersim.workload.build import build_requests
@@ -68,7 +70,7 @@ def _rate(deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> f
     once per step: a step holds at most max_num_seqs sequences, and keys of at most what the KV cache holds.
     """
     hardware, engine, memory = deployment.hardware, deployment.engine, deployment.memory
-    operators = forward_pass(deployment.model, deployment.precision, deployment.parallelism.tensor)
+    operators = forward_pass(deployment.model, hardware, deployment.precision, deployment.parallelism)
     tokens = float((prompts + outputs - 1).mean())
     decodes = float((outputs - 1).mean())
     keys = float(((outputs - 1) * prompts + (outputs - 1) * outputs / 2).mean())
@@ -81,7 +83,7 @@ def _rate(deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> f
         weights += op.count * op.weights.get("step", 0.0)
         key_bytes += op.count * op.kv.get("decode_keys", 0.0) * sums["decode_keys"]
         if op.flops:
-            compute += op.count * float(evaluate(op.flops, sums)) / hardware.flops[op.dtype]
+            compute += op.count * float(evaluate(op.flops, op.routed(sums))) / peak_flops(hardware, op)
     room = memory.num_gpu_blocks * memory.block_size
     steps = max(decodes / engine.max_num_seqs, keys / room if not any(g.window for g in memory.kv_groups) else 0.0)
     return 1 / max(compute, (key_bytes + steps * weights) / hardware.memory_bandwidth, 1e-12)

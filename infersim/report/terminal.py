@@ -125,6 +125,8 @@ def _why(explain: dict) -> list[Line]:
         f" {_number(explain['mean_waiting'])} waiting ({_number(explain['mean_queue_ms'])} ms each);"
         f" KV {_percent(explain['mean_kv_usage'])} used (peak {_percent(explain['peak_kv_usage'])})"
     )
+    if explain["prefix_cache_token_hit_rate"]:
+        batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
     lines += _field("batch", [batch])
     if (explain["mean_client_queue_ms"] or 0) > 0.1:
         lines += _field("client", [f"requests wait {_number(explain['mean_client_queue_ms'])} ms before they are sent"])

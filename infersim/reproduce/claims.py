@@ -7,19 +7,56 @@ from typing import Any
 from infersim.spec.base import near
 from infersim.spec.errors import InputError
 
+Numbers = float | tuple[float, ...]
+
+CLOSED_FORM, SIMULATION = 0.05, 0.20
+"""relative tolerances where the source gives none"""
+
 
 @dataclass(frozen=True)
 class Claim:
-    """One number and how we come by it. `tolerance` is relative to `expected`; None from `compute`: not applicable."""
+    """One number, or several, and how we come by them.
+
+    tolerance is relative to each number expected. kind: value; relation, a statement that must hold for all of many
+    inputs (`share_holding`); behaviour, a simulated comparison; range, (low, high) that one number must lie in.
+    compute gives None if this is not applicable: `note` says why. why: one line on a disagreement.
+    """
 
     id: str
     source: str
-    expected: float
+    expected: Numbers
     unit: str
     tolerance: float
-    compute: Callable[[], float | None]
+    compute: Callable[[], Numbers | None]
     note: str
     kind: str = "value"
+    why: str = ""
+
+
+def share_holding(cases: Iterable[bool]) -> float:
+    """The share of inputs for which a relation holds: what a relation's claim expects to be 1."""
+    cases = [bool(case) for case in cases]
+    return sum(cases) / len(cases)
+
+
+def relation(id: str, source: str, compute: Callable[[], float], note: str, kind: str = "relation") -> Claim:
+    """A claim that something holds for all inputs tried."""
+    return Claim(id, source, 1.0, "share of inputs for which it holds", 0, compute, note, kind)
+
+
+def not_applicable(id: str, source: str, reason: str) -> Claim:
+    """A number that no simulator can recompute, or not from what its source prints."""
+    return Claim(id, source, 0.0, "", 0, lambda: None, reason)
+
+
+def _agrees(claim: Claim, got: Numbers) -> bool:
+    expected = claim.expected if isinstance(claim.expected, tuple) else (claim.expected,)
+    if claim.kind == "range":
+        low, high = expected
+        return low * (1 - claim.tolerance) <= got <= high * (1 + claim.tolerance)
+    got = got if isinstance(got, tuple) else (got,)
+    pairs = zip(got, expected, strict=True)
+    return all(abs(number - wanted) <= claim.tolerance * abs(wanted) for number, wanted in pairs)
 
 
 def check(claims: Iterable[Claim]) -> dict[str, Any]:
@@ -27,8 +64,12 @@ def check(claims: Iterable[Claim]) -> dict[str, Any]:
     results = []
     for claim in claims:
         got = claim.compute()
-        ok = None if got is None else abs(got - claim.expected) <= claim.tolerance * abs(claim.expected)
+        ok = None if got is None else _agrees(claim, got)
         row = {name: getattr(claim, name) for name in ("id", "source", "kind", "expected", "unit", "tolerance", "note")}
+        if ok is False and claim.why:
+            row["note"] = f"{claim.note}; {claim.why}" if claim.note else claim.why
+        if ok is None:
+            row["expected"] = None
         results.append(row | {"got": got, "ok": ok})
     verdicts = [row["ok"] for row in results]
     return {
@@ -40,9 +81,14 @@ def check(claims: Iterable[Claim]) -> dict[str, Any]:
 
 
 def select(claims: tuple[Claim, ...], ids: list[str]) -> list[Claim]:
-    """The claims of these ids, or of these groups (the part before the dot); all without any. InputError if unknown."""
-    known = {claim.id for claim in claims} | {claim.id.partition(".")[0] for claim in claims}
+    """The claims of these ids or groups (what stands before a dot); all without any. InputError if unknown."""
+
+    def names(claim: Claim) -> set[str]:
+        parts = claim.id.split(".")
+        return {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
+
+    known = set().union(*map(names, claims))
     unknown = [name for name in ids if name not in known]
     if unknown:
         raise InputError(f"reproduce {name[:80]}: no such claim{near(name, sorted(known))}" for name in unknown)
-    return [claim for claim in claims if not ids or claim.id in ids or claim.id.partition(".")[0] in ids]
+    return [claim for claim in claims if not ids or names(claim) & set(ids)]

@@ -81,6 +81,10 @@ def _message(model: type[BaseModel] | None, error: Any) -> str:
             return f"must be one of {context['expected'].replace(' or ', ', ')} (got {got})"
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"must be a mapping of keys to values (got {got})"
+        case "string_too_short":
+            return "must not be empty"
+        case "string_too_long":
+            return f"must have at most {context['max_length']} characters (got {len(error['input'])})"
         case "string_type":
             return f"must be a text (got {got}; quote it if it is a name)"
         case "list_type" | "tuple_type":

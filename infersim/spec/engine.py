@@ -5,13 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Description, near
+from .base import Description
 from .errors import InputError
 from .hardware import Hardware
 from .units import Count, CountOrZero, Number, Seconds, Share, short
 
 GIB = 2.0**30
 INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
+HostTime = Annotated[Seconds, Field(le=3600)]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class EnginePreset:
     block_size: int = 16
     chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    """full KV blocks are found again by a hash of all text up to their end"""
     watermark: float = 0.0
     """share of the blocks kept free when admitting beside running requests"""
     host_sequence_time: float = 6e-6
@@ -134,14 +137,8 @@ PRESETS: dict[str, EnginePreset] = {
 
 def _preset(value: Any) -> str:
     if not isinstance(value, str) or value not in PRESETS:
-        raise ValueError(f"no such engine preset (got {short(value)}){near(str(value), list(PRESETS), 'known')}")
+        raise ValueError(f"no such engine preset (got {short(value)}); known: {', '.join(PRESETS)}")
     return value
-
-
-def _prefix_caching(value: Any) -> bool:
-    if value not in (False, None):
-        raise ValueError(f"must be false: prefix caching is not modelled yet (got {short(value)})")
-    return False
 
 
 class Engine(Description):
@@ -166,13 +163,14 @@ class Engine(Description):
     scheduler_reserve_full_isl: bool | None = None
     """admit a request only if blocks for its whole sequence are free"""
     async_scheduling: bool | None = None
-    enable_prefix_caching: Annotated[bool, BeforeValidator(_prefix_caching)] = False
+    enable_prefix_caching: bool | None = None
+    """find KV blocks of text that was computed before"""
     scheduling_policy: Literal["fcfs"] = "fcfs"
-    host_step_time: Seconds | None = None
+    host_step_time: HostTime | None = None
     """CPU time of the engine core per step"""
-    host_sequence_time: Seconds | None = None
+    host_sequence_time: HostTime | None = None
     """CPU time of the engine core per sequence in a step"""
-    host_request_time: Seconds | None = None
+    host_request_time: HostTime | None = None
     """CPU time of the API server per request"""
     worker_step_time: Seconds | None = None
     """time per step in which the device waits for its worker even under async scheduling"""
@@ -198,6 +196,7 @@ class ResolvedEngine:
     watermark: float
     reserve_full_isl: bool
     async_scheduling: bool
+    enable_prefix_caching: bool
     skip_unfit_prefill: bool
     count_cuda_graph_memory: bool
     host_step_time: float
@@ -210,7 +209,7 @@ class ResolvedEngine:
 
 
 SAME_NAME = ("block_size", "gpu_memory_utilization", "long_prefill_token_threshold", "watermark", "async_scheduling",
-             "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
+             "enable_prefix_caching", "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
              "worker_sequence_time")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory")
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .base import Description, near
 from .precision import FORMATS
@@ -15,8 +15,20 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 OPERATOR_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "recurrent",
                     "elementwise", "collective", "all_reduce", "all_gather", "reduce_scatter",
                     "all_to_all")  # fmt: skip
-Positive = Field(gt=0)
 MOST_KNOTS = 640  # of a correction
+
+
+def _at_least(least: float, text: str) -> AfterValidator:
+    """No such device is slower or smaller: a number meant in GB or TB/s, whose unit is missing."""
+
+    def check(value: float) -> float:
+        if value < least:
+            raise ValueError(f"must be at least {text}; a number without a unit is in bytes or FLOPs (got {value:g})")
+        return value
+
+    return AfterValidator(check)
+
+
 Provenance = Literal["measured", "calibrated", "datasheet", "published", "assumed"]
 
 
@@ -71,7 +83,7 @@ class Link(Description):
     """The scale-up link between accelerators."""
 
     name: str
-    bandwidth: Annotated[BytesPerSecond, Positive]
+    bandwidth: Annotated[BytesPerSecond, _at_least(1e6, "1 MB/s")]
     """bytes per second in one direction, per accelerator, all links together"""
     domain_size: Count
     """accelerators that it joins; 1 if there is no link but PCIe"""
@@ -98,18 +110,18 @@ class Hardware(Description):
     vendor: str
     generation: str
     """architecture, e.g. ampere, ada, hopper, blackwell, cdna3, tpu: the key of the default efficiencies"""
-    memory_capacity: Annotated[Bytes, Positive]
+    memory_capacity: Annotated[Bytes, _at_least(1e6, "1 MB")]
     """what the vendor sells"""
-    memory_usable: Annotated[Bytes, Positive]
+    memory_usable: Annotated[Bytes, _at_least(1e6, "1 MB")]
     """what the driver reports as total memory: vLLM's gpu_memory_utilization is a share of this"""
-    memory_bandwidth: Annotated[BytesPerSecond, Positive]
-    flops: dict[Literal[DTYPES], Annotated[FlopsPerSecond, Positive]]
+    memory_bandwidth: Annotated[BytesPerSecond, _at_least(1e6, "1 MB/s")]
+    flops: dict[Literal[DTYPES], Annotated[FlopsPerSecond, _at_least(1e6, "1 MFLOP/s")]]
     num_sms: Count | None = None
     shared_memory_per_sm: Bytes | None = None
     """bytes that one block of threads can be given on an SM"""
     l2_cache: Bytes | None = None
     link: Link
-    pcie_bandwidth: Annotated[BytesPerSecond, Positive] | None = None
+    pcie_bandwidth: Annotated[BytesPerSecond, _at_least(1e6, "1 MB/s")] | None = None
     """bytes per second in one direction, to the host"""
     tdp: Watts | None = None
     price: Price | None = None

@@ -100,7 +100,7 @@ def build_scenario(
     data, problems = dict(data), []
     for override in overrides:
         _collect(problems, apply_override, data, override, where, near_file)
-    data = {key: value for key, value in data.items() if value is not None}  # an empty section is its default
+    data = {k: v for k, v in data.items() if v is not None or k not in Scenario.model_fields}  # empty: its default
     if "model" in data:
         data["model"] = _beside(data["model"], near_file)
     for key, load in LOAD.items():

@@ -22,6 +22,7 @@ Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
 ]
 MAX_TOKENS = 10**9  # columns are 32 bits wide
+MAX_REQUESTS = 10**8  # some 15 GB of records
 Tokens = Annotated[Count, Field(le=MAX_TOKENS)]
 
 
@@ -193,7 +194,7 @@ class Workload(Description):
     output_tokens: LengthOrTokens | None = None
     """tokens that the model generates"""
 
-    num_requests: Annotated[Count, Field(le=10**8)] | None = None
+    num_requests: Annotated[Count, Field(le=MAX_REQUESTS)] | None = None
     """how many; of a trace, the first so many; default: 1000, of a trace all"""
     request_rate: _or_inf("1/s") | None = None
     """requests per second; inf: all at once"""

@@ -19,13 +19,20 @@ from .sessions import draw_sessions
 from .table import json_table, read_csv, read_json_lines, read_text
 from .trace import requests_of
 
+LONGEST = 1e9
+"""s that arrivals may span, 32 years: a later time is no longer exact to a microsecond"""
+
 
 def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
     """Draw or read the requests; `base` is the folder of the scenario, from which a relative trace is found first.
 
-    InputError, with file, line and column, for a trace that is not one.
+    InputError, with file, line and column, for a trace that is not one, and for arrivals over more than LONGEST.
     """
     requests = _from_trace(workload, seed, base) if workload.trace is not None else _draw(workload, seed)
+    if requests.arrival[-1] > LONGEST:
+        raise InputError(
+            f"workload: requests arrive over {requests.arrival[-1]:.3g} s; must be at most {LONGEST:.0e} s, 32 years"
+        )
     if workload.tenants:
         shares = np.array([tenant.share for tenant in workload.tenants.values()])
         who = requests.session if requests.session is not None else np.arange(len(requests))

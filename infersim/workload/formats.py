@@ -49,9 +49,12 @@ def recognise(columns: Iterable[str], name: str | None, where: str) -> TraceForm
     for row in rows:
         if {row.prompt, row.output} | {row.marker or row.prompt} <= columns:
             return row
-    closest = max(rows, key=lambda row: len({row.arrival, row.prompt, row.output, row.marker} & columns))
+    names = {row: {row.arrival, row.prompt, row.output, row.marker} - {None} for row in rows}
+    closest = min(rows, key=lambda row: (len(names[row] - columns), -len(names[row] & columns)))
     needed = [column for column in (closest.prompt, closest.output, closest.marker) if column]
     missing = " and ".join(column for column in needed if column not in columns)
     found = ", ".join(column[:30] for column in sorted(columns)[:10])
     known = ", ".join(sorted({row.name for row in FORMATS} | {"servegen"}))
+    if len(columns) == 1 and (other := next((sign for sign in ";\t|" if sign in found), None)):
+        raise InputError(f"{where}: one column, {found}; cells must be separated by commas (got {other!r})")
     raise InputError(f"{where}: format {closest.name} needs {missing} (columns found: {found}; formats: {known})")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..spec.workload import MaxTokensFactor, Workload
+from ..spec.workload import MAX_TOKENS, MaxTokensFactor, Workload
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival)
 
+    @property
+    def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Offsets, ids and lengths of the segments, if there are any."""
+        if self.segment_offsets is None:
+            return None
+        return self.segment_offsets, self.segment_ids, self.segment_lengths
+
     def keep(self, rows: np.ndarray) -> "Requests":
         """The rows where the mask bool[n] is true; ids stay."""
         names = ("arrival", "prompt_tokens", "output_tokens", "request_id", "session", "delay", "tenant")
@@ -58,6 +65,11 @@ class Requests:
         return replace(self, **columns)
 
 
+def own_text(rows: np.ndarray) -> np.ndarray:
+    """Segment ids of what a request itself says and generates: never those of a trace, which are not negative."""
+    return -1 - rows
+
+
 def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: int) -> np.ndarray:
     """i4[n]: the most tokens that each client asks for, which is what a scheduler may know.
 
@@ -71,5 +83,5 @@ def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: in
         return np.maximum(max_model_len - requests.prompt_tokens, 1)
     if isinstance(asked, MaxTokensFactor):
         wish = np.ceil(requests.output_tokens * asked.factor)
-        return np.minimum(wish, np.iinfo(np.int32).max).astype(np.int32)
+        return np.minimum(wish, MAX_TOKENS).astype(np.int32)
     return np.full(len(requests), asked, np.int32)

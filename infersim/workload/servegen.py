@@ -16,6 +16,7 @@ import numpy as np
 
 from ..spec.errors import InputError
 from ..spec.units import short
+from ..spec.workload import MAX_REQUESTS
 from .draws import generator
 from .requests import Requests
 from .table import read_text
@@ -70,6 +71,8 @@ def draw_requests(clients: list[Client], num_requests: int | None, seed: int) ->
         raise InputError(f"{clients[0].where}: no client has a rate above 0")
     windows, total = [], 0
     for time in sorted(by_time):
+        if total + sum(client.windows[time][0] for client in by_time[time]) * WINDOW > MAX_REQUESTS:
+            raise InputError(f"{clients[0].where}: more than {MAX_REQUESTS:.0e} requests by {time + WINDOW:g} s")
         parts = []
         for client in by_time[time]:
             try:

@@ -8,7 +8,7 @@ from ..spec.workload import Workload
 from .arrivals import draw_arrivals
 from .draws import generator
 from .lengths import draw_lengths
-from .requests import Requests
+from .requests import Requests, own_text
 
 
 def draw_sessions(workload: Workload, n: int, seed: int) -> Requests:
@@ -55,8 +55,3 @@ def _history(turn: np.ndarray, said: np.ndarray) -> dict[str, np.ndarray]:
     place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], turn)
     rows = np.repeat(np.arange(len(turn)) - turn, turn) + place
     return {"segment_offsets": offsets, "segment_ids": own_text(rows), "segment_lengths": said[rows]}
-
-
-def own_text(rows: np.ndarray) -> np.ndarray:
-    """Segment ids of what a request itself says and generates: never those of a trace, which are not negative."""
-    return -1 - rows

@@ -115,6 +115,8 @@ def read_csv(text: str, where: str) -> Table:
     except csv.Error as error:
         raise InputError(f"{where}: line {reader.line_num}: not CSV: {error}") from None
     names = [name.strip() for name in rows.pop(0)]
+    if twice := next((name for i, name in enumerate(names) if name and name in names[:i]), None):
+        raise InputError(f"{where}: line {lines[0]}: the header has {short(twice)} twice; must name each column once")
     for line, row in zip(lines[1:], rows, strict=True):
         if len(row) != len(names):
             if len(row) > len(names):

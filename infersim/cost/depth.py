@@ -1,0 +1,65 @@
+"""What the parts of a pass cost that early exits cut it into."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from infersim.engine.price import Depths
+from infersim.models.architecture import Model
+from infersim.spec.early_exit import EarlyExit
+from infersim.spec.engine import ResolvedEngine
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import Hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import BYTES, Precision
+
+from .drafting import attention_time
+from .efficiency import efficiency
+from .steptime import compile_step_cost
+
+
+def compile_depths(
+    early_exit: EarlyExit,
+    model: Model,
+    hardware: Hardware,
+    precision: Precision,
+    parallelism: Parallelism,
+    engine: ResolvedEngine,
+    context: int,
+) -> Depths:
+    """Seconds of each segment and exit head by sequences, after `context` tokens. InputError if a layer does not exist.
+
+    An exit's head is the model's own LM head with its norm. What a token owes for the layers it skipped: `copy` writes
+    their keys and values, `recompute` computes them (the projections' FLOPs; their weights come with a later pass).
+    """
+    exits = early_exit.exit_layers
+    if exits[-1] >= model.num_layers:
+        raise InputError(
+            f"early_exit.exit_layers: must be below the {model.num_layers} layers of {model.name} (got {exits[-1]})"
+        )
+    cuts = [0, *exits, model.num_layers]
+    batch, quiet = engine.max_num_seqs, replace(engine, worker_step_time=0.0, worker_sequence_time=0.0)
+    segments, head = [], None
+    for first, last in pairwise(cuts):
+        part = replace(model, layers=model.layers[first:last], embedding_params=0 if first else model.embedding_params)
+        cost = compile_step_cost(part, hardware, precision, parallelism, quiet)
+        head = cost.head.sum(axis=1)
+        attention = np.array([attention_time(cost.attention, n, context) if n else 0.0 for n in range(batch + 1)])
+        segments.append(cost.linear.sum(axis=1)[: batch + 1] + attention)
+    segments[-1] = segments[-1] + head[: batch + 1]
+    backfill = [_backfill(early_exit, model, hardware, precision, parallelism.tensor, layer) for layer in exits]
+    shares = np.array(early_exit.token_shares)
+    heads = np.tile(head[: batch + 1], (len(exits), 1))
+    return Depths(np.array(segments), heads, np.array(backfill), shares, early_exit.per == "request")
+
+
+def _backfill(early_exit: EarlyExit, model: Model, hardware: Hardware, precision: Precision, tensor: int, layer: int):
+    """Seconds per token that leaves after `layer` layers."""
+    skipped = model.layers[layer:]
+    keys = sum(each.attention.kv_elements_per_token for each in skipped) / tensor
+    write = keys * BYTES[precision.kv_cache] / hardware.memory_bandwidth
+    if early_exit.missing_kv == "copy":
+        return write
+    share = efficiency(hardware, "gemm", precision.activations).flops
+    return write + 2 * keys * model.hidden_size / (share * hardware.flops[precision.activations])

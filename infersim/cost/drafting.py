@@ -1,0 +1,217 @@
+"""What drafting costs: a drafter's passes as tables of seconds, and its share of the memory."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from infersim.engine.price import DraftCost, StepCost
+from infersim.engine.state import ATTENTION_PRICE
+from infersim.models.architecture import Model
+from infersim.models.catalog import load_model
+from infersim.spec.engine import ResolvedEngine
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import Hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import BYTES, Precision
+from infersim.spec.speculation import Speculation
+
+from .efficiency import launch
+from .memory import Memory, weight_bytes
+from .operator import Operator
+from .roofline import add_time, rate, zero_split
+from .steptime import compile_step_cost
+
+EAGLE3_VOCABULARY = 32_000  # EAGLE-3 drafts the most frequent tokens only (its checkpoints' draft_vocab_size)
+EAGLE_INPUTS = {"eagle": 2, "mtp": 2, "eagle3": 3}  # hidden states and embedding joined, projected to the hidden size
+
+# Seconds of CPU time per sequence that the device waits for: looking for the last tokens in the text (n-gram), or in a
+# suffix tree, per draft. Assumed: nothing published separates it from the step.
+LOOK_UP_SEQUENCE = {"ngram": 10e-6, "suffix": 20e-6}
+
+
+def drafter(speculation: Speculation, target: Model) -> Model | None:
+    """The model that drafts pass by pass; None for heads and look-ups. InputError if it cannot draft for the target.
+
+    EAGLE and MTP: one layer like the target's last, a projection of its joined inputs, the target's embedding and head.
+    """
+    if speculation.method == "draft_model":
+        model = load_model(speculation.model)
+        if model.vocab_size != target.vocab_size:
+            raise InputError(
+                f"speculation.model: {model.name} has {model.vocab_size} tokens and {target.name} {target.vocab_size};"
+                " must have the same vocabulary"
+            )
+        return model
+    if speculation.method == "self":
+        if speculation.exit_layer >= target.num_layers:
+            raise InputError(
+                f"speculation.exit_layer: must be below the {target.num_layers} layers of {target.name}"
+                f" (got {speculation.exit_layer})"
+            )
+        return replace(target, name=f"{target.name}, exit layer", layers=target.layers[: speculation.exit_layer])
+    if speculation.method in EAGLE_INPUTS:
+        h = target.hidden_size
+        model = replace(
+            target,
+            name=f"{target.name}, {speculation.method}",
+            layers=target.layers[-1:],
+            other_params=EAGLE_INPUTS[speculation.method] * h * h + h,
+            encoder_layers=(),
+        )
+        if speculation.method == "eagle3":
+            vocabulary = min(EAGLE3_VOCABULARY, target.vocab_size)
+            model = replace(
+                model, vocab_size=vocabulary, lm_head_params=vocabulary * h, tie_word_embeddings=False
+            )  # its own head
+        return model
+    return None
+
+
+def own_bytes(
+    speculation: Speculation, target: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism
+) -> tuple[float, float]:
+    """Bytes of weights, and of KV per token, that the drafter adds on one GPU of the target."""
+    width, h, tensor = BYTES[precision.activations], target.hidden_size, parallelism.tensor
+    if speculation.method == "medusa":
+        heads = _medusa_heads(speculation)
+        return heads * (h * h + h * target.vocab_size) * width / tensor, 0.0
+    model = drafter(speculation, target)
+    if model is None or speculation.method == "self":
+        return 0.0, 0.0
+    if speculation.draft_tensor_parallel_size:
+        parallelism, tensor = Parallelism(), 1
+    kv = model.kv_bytes_per_token(BYTES[precision.kv_cache]) / tensor
+    if speculation.method == "draft_model":
+        return weight_bytes(model, hardware, precision, parallelism), kv
+    shared = 0 if speculation.method == "eagle3" else model.lm_head_params
+    return (model.num_params - model.embedding_params - shared) * width / tensor, kv
+
+
+def with_drafter(memory: Memory, weights: float, kv_per_token: float) -> Memory:
+    """The waterfall with a drafter in it: its weights go off the KV cache, its keys and values into every block."""
+    block_bytes = memory.block_bytes + kv_per_token * memory.block_size
+    blocks = int((memory.num_gpu_blocks * memory.block_bytes - weights) // block_bytes)
+    if blocks < 2:
+        raise InputError(f"speculation: the drafter's {weights / 2**30:.2f} GiB leave no KV cache; must be smaller")
+    return replace(
+        memory,
+        weights_bytes=memory.weights_bytes + weights,
+        kv_bytes=blocks * block_bytes,
+        block_bytes=block_bytes,
+        num_gpu_blocks=blocks,
+        kv_bytes_per_token=memory.kv_bytes_per_token + kv_per_token,
+        max_concurrency=memory.max_concurrency * blocks / memory.num_gpu_blocks,
+    )
+
+
+def compile_draft_cost(
+    speculation: Speculation,
+    target: Model,
+    hardware: Hardware,
+    precision: Precision,
+    parallelism: Parallelism,
+    engine: ResolvedEngine,
+) -> DraftCost:
+    """The price of drafting beside every step of this deployment."""
+    tokens, sequences = engine.max_num_batched_tokens + 1, engine.max_num_seqs + 1
+    depth, none = speculation.depth, np.zeros(0, ATTENTION_PRICE)
+    no_passes = np.zeros(speculation.num_speculative_tokens + 1, "i4")
+    model = drafter(speculation, target)
+    if model is None:
+        if speculation.method == "medusa":
+            once = _medusa_time(speculation, target, hardware, precision, parallelism.tensor, sequences)
+        else:
+            once = LOOK_UP_SEQUENCE[speculation.method] * np.arange(sequences)
+        return DraftCost(np.zeros(tokens), once, np.zeros(sequences), none, no_passes)
+    if speculation.draft_tensor_parallel_size:
+        parallelism = Parallelism()
+    width = speculation.tree.width if speculation.tree else 1
+    wide = replace(
+        engine,
+        worker_step_time=0.0,  # the target's pass has it
+        worker_sequence_time=0.0,
+        max_num_seqs=engine.max_num_seqs * width,
+        max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs * width),
+    )
+    cost = compile_step_cost(model, hardware, precision, parallelism, wide)
+    linear, head = cost.linear.sum(axis=1), cost.head.sum(axis=1)
+    many = width * np.arange(sequences)
+    following = linear[many] + head[many]
+    own_pass = speculation.method != "self"  # the exit layers have seen the step's tokens in the target's own pass
+    passes = np.minimum(np.arange(len(no_passes)), depth)
+    if speculation.tree:
+        passes = np.where(passes > 0, depth, 0)
+    return DraftCost(
+        first=linear[:tokens] if own_pass else np.zeros(tokens),
+        once=head[:sequences] if own_pass else np.zeros(sequences),
+        following=following,
+        attention=cost.attention,
+        passes=np.maximum(passes - own_pass, 0).astype("i4"),
+        first_attends=own_pass,
+    )
+
+
+def _medusa_heads(speculation: Speculation) -> int:
+    """A head for each position ahead."""
+    return speculation.depth
+
+
+def _medusa_time(
+    speculation: Speculation, target: Model, hardware: Hardware, precision: Precision, tensor: int, sequences: int
+) -> np.ndarray:
+    """f8[sequences]: a residual block of hidden_size squared and an LM head for each position, in one go."""
+    h, v, width = target.hidden_size, target.vocab_size // tensor, BYTES[precision.activations]
+    operator = Operator(
+        "medusa_heads", "gemm", precision.activations, _medusa_heads(speculation), "sequences",
+        flops={"sequences": 2 * (h * h + h * v)},
+        weights={"step": (h * h + h * v) * width},
+        activations={"sequences": (3 * h + v) * width},
+    )  # fmt: skip
+    split = zero_split(sequences)
+    add_time(split, operator, rate(hardware, operator), {"step": 1.0, "sequences": np.arange(sequences)})
+    split += operator.count * (launch(hardware).eager - launch(hardware).graph) / split.shape[1]
+    split[0] = 0.0
+    return split.sum(axis=1)
+
+
+def verification_engine(engine: ResolvedEngine, drafts: int) -> ResolvedEngine:
+    """The engine as the target's tables must see it: a sequence brings up to 1 + drafts tokens and as many logits."""
+    return replace(engine, max_num_seqs=min(engine.max_num_seqs * (1 + drafts), engine.max_num_batched_tokens))
+
+
+def batch_time(cost: StepCost, sequences: int, context: int, drafts: int = 0) -> float:
+    """Seconds of a step in which so many sequences decode after `context` tokens, with `drafts` verified each."""
+    queries = 1 + drafts
+    seconds = cost.linear[sequences * queries].sum() + cost.head[sequences * queries].sum()
+    return float(seconds) + attention_time(cost.attention, sequences, context, queries)
+
+
+def attention_time(attention: np.ndarray, sequences: int, context: int, queries: int = 1) -> float:
+    """Seconds of decode attention: keys are read once per sequence, and met by every query."""
+    total = 0.0
+    for row in attention:
+        window = int(row["window"])
+        visible = [_visible(context + i, window) for i in range(queries)]
+        keys, pairs = sequences * max(visible), sequences * sum(visible)
+        memory = row["decode_kv"] * keys + row["decode_activations"] * sequences * queries
+        compute, softness = row["decode_compute"] * pairs, row["decode_softness"]
+        smooth = (memory + compute + np.sqrt((memory - compute) ** 2 + 4 * softness * memory * compute)) / 2
+        total += row["decode_fixed"] + smooth
+    return float(total)
+
+
+def _visible(position: int, window: int) -> int:
+    """Keys that the query at a position sees, itself included."""
+    if window < 0:
+        return position % -window + 1
+    return min(position + 1, window) if window else position + 1
+
+
+def draft_time(cost: DraftCost, sequences: int, context: int, drafts: int) -> float:
+    """Seconds of drafting in the same step."""
+    if drafts == 0:
+        return float(cost.first[sequences]) if cost.first_attends else 0.0
+    passes = int(cost.passes[drafts])
+    seconds = cost.first[sequences * (1 + drafts)] + cost.once[sequences] + passes * cost.following[sequences]
+    attends = passes + cost.first_attends
+    return float(seconds) + attends * attention_time(cost.attention, sequences, context)

@@ -1,0 +1,317 @@
+"""KV blocks with identity, for prefix caching: block hashes, a free queue in LRU order, block tables. Compiled.
+
+Written after vLLM 0.11-0.33 (vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_manager.py): only
+full blocks are hashed, each hash chained to the one before; a block keeps its hash when it is freed and loses it when
+it is given out again; a request's blocks are freed last first, so that the ends of prompts go before their beginnings.
+
+No token exists: a block's text is named by the segments that it covers (state.SEGMENT), and after them by the request.
+"""
+
+from .njit import compiled
+
+# odd 64-bit numbers without structure (from splitmix64 and xxhash64)
+SALT_NAME, SALT_OFFSET, SALT_LENGTH = 0x1E3779B185EBCA87, 0x42B2AE3D27D4EB4F, 0x165667B19E3779F9
+SALT_TABLE, MIX_FIRST, MIX_LAST = 0x27D4EB2F165667C5, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
+
+
+@compiled
+def hash_block(request, segments, block_size, chain, segment, offset):
+    """The chained hash of the request's next block of text, and the segment and offset where the one after begins."""
+    left = block_size
+    while left > 0:
+        taken = left
+        name = request.name
+        ends = False
+        if segment < request.num_segments:
+            row = segments[request.first_segment + segment]
+            name = row.name
+            ends = row.length - offset <= left
+            if ends:
+                taken = row.length - offset
+        chain = (chain ^ (name * SALT_NAME + offset * SALT_OFFSET + taken * SALT_LENGTH)) * MIX_FIRST
+        chain = (chain ^ (chain >> 32)) * MIX_LAST
+        chain = chain ^ (chain >> 29)
+        left -= taken
+        offset += taken
+        if ends:
+            segment += 1
+            offset = 0
+    return chain, segment, offset
+
+
+@compiled
+def key_of(chain, table):
+    """What a block of one block table is known by; never 0, which is no hash."""
+    key = chain ^ (table * SALT_TABLE)
+    return key if key != 0 else 1
+
+
+@compiled
+def find(blocks, key):
+    """The block that has had this hash longest, or 0."""
+    b = blocks[key & (len(blocks) - 1)].bucket
+    while b > 0 and blocks[b].hash != key:
+        b = blocks[b].chain
+    return b
+
+
+@compiled
+def enter(blocks, b, key):
+    """Block b is full and has this hash from now on."""
+    blocks[b].hash = key
+    blocks[b].chain = 0
+    bucket = blocks[key & (len(blocks) - 1)]
+    last = bucket.bucket
+    if last == 0:
+        bucket.bucket = b
+        return
+    while blocks[last].chain > 0:
+        last = blocks[last].chain
+    blocks[last].chain = b
+
+
+@compiled
+def evict(blocks, b):
+    """Block b loses its hash. True if another block has the same."""
+    key = blocks[b].hash
+    bucket = blocks[key & (len(blocks) - 1)]
+    if bucket.bucket == b:
+        bucket.bucket = blocks[b].chain
+    else:
+        before = bucket.bucket
+        while blocks[before].chain != b:
+            before = blocks[before].chain
+        blocks[before].chain = blocks[b].chain
+    blocks[b].hash = 0
+    left = blocks[b].chain
+    while left > 0:
+        if blocks[left].hash == key:
+            return True
+        left = blocks[left].chain
+    return False
+
+
+@compiled
+def take(blocks, scheduler):
+    """The least recently used free block, without its hash. Block 0 closes the ring of the free queue."""
+    b = blocks[0].next
+    after = blocks[b].next
+    blocks[0].next = after
+    blocks[after].prev = 0
+    blocks[b].references = 1
+    scheduler.free_blocks -= 1
+    if blocks[b].hash != 0 and evict(blocks, b):
+        scheduler.blocked_request = -1
+    return b
+
+
+@compiled
+def share(blocks, scheduler, b):
+    """One more request holds block b; if it was free it leaves the queue."""
+    block = blocks[b]
+    if block.references == 0:
+        blocks[block.prev].next = block.next
+        blocks[block.next].prev = block.prev
+        scheduler.free_blocks -= 1
+    block.references += 1
+
+
+@compiled
+def let_go(blocks, scheduler, b):
+    """One request less holds block b; the last one leaves it at the end of the free queue, hash and all."""
+    block = blocks[b]
+    block.references -= 1
+    if block.references == 0:
+        last = blocks[0].prev
+        blocks[last].next = b
+        block.prev = last
+        block.next = 0
+        blocks[0].prev = b
+        scheduler.free_blocks += 1
+
+
+@compiled
+def take_table(request, scheduler, tables):
+    """Give a request a free row of block tables. Rows used before are linked through their last column."""
+    request.table = free_table(scheduler)
+    if scheduler.free_table >= 0:
+        scheduler.free_table = tables[request.table, tables.shape[1] - 1]
+    else:
+        scheduler.num_used_tables += 1
+
+
+@compiled
+def free_table(scheduler):
+    """The row of block tables that is given out next."""
+    return scheduler.free_table if scheduler.free_table >= 0 else scheduler.num_used_tables
+
+
+@compiled
+def release(request, scheduler, blocks, tables):
+    """Free all blocks of a request, the last of each block table first, and its row of tables."""
+    stride = scheduler.table_stride
+    table = tables[request.table]
+    for t in range(scheduler.num_tables):
+        for i in range(t * stride + request.table_length - 1, t * stride - 1, -1):
+            if table[i] > 0:
+                let_go(blocks, scheduler, table[i])
+    request.table_length = 0
+    table[len(table) - 1] = scheduler.free_table
+    scheduler.free_table = request.table
+    request.table = -1
+    scheduler.blocked_request = -1
+
+
+@compiled
+def release_outside_window(request, knobs, scheduler, blocks, table):
+    """Free the blocks that no later query sees (SlidingWindowManager.remove_skipped_blocks)."""
+    t = 0
+    for g in range(knobs.num_kv_groups):
+        for _ in range(knobs.kv_multiplicity[g]):
+            if knobs.kv_window[g] > 0 and request.num_computed_tokens >= knobs.kv_window[g]:
+                skipped = (request.num_computed_tokens - knobs.kv_window[g] + 1) // knobs.block_size
+                for i in range(t * scheduler.table_stride + skipped - 1, t * scheduler.table_stride - 1, -1):
+                    if table[i] == 0:
+                        break
+                    let_go(blocks, scheduler, table[i])
+                    table[i] = 0
+                    request.num_blocks -= 1
+            t += 1
+
+
+@compiled
+def hash_until(request, knobs, scheduler, blocks, table, segments, full):
+    """Hash the request's blocks, in all its block tables, until `full` of each are."""
+    while request.num_hashed_blocks < full:
+        request.chain, request.segment, request.segment_offset = hash_block(
+            request, segments, knobs.block_size, request.chain, request.segment, request.segment_offset
+        )
+        if request.chain == scheduler.awaited:
+            scheduler.blocked_request = -1
+        for t in range(scheduler.num_tables):
+            b = table[t * scheduler.table_stride + request.num_hashed_blocks]
+            if b > 0:
+                enter(blocks, b, key_of(request.chain, t))
+        request.num_hashed_blocks += 1
+
+
+@compiled
+def take_until(request, scheduler, blocks, table, length):
+    """Take blocks, which are known to be free, until each block table has `length`."""
+    for t in range(scheduler.num_tables):
+        for i in range(t * scheduler.table_stride + request.table_length, t * scheduler.table_stride + length):
+            table[i] = take(blocks, scheduler)
+        request.num_blocks += length - request.table_length
+    request.table_length = length
+
+
+@compiled
+def identify(requests, knobs, scheduler, blocks, tables, segments, replica, rank):
+    """Give every block held an identity; the others form the free queue.
+
+    Needed before the first step of requests that share text. Of others nobody can find a block again until the first
+    preemption: until then counting them is enough, and then it does not matter which block is whose. replica: whose
+    requests may hold blocks already, -1 if none does.
+    """
+    scheduler.identified = 1
+    scheduler.free_blocks = knobs.num_gpu_blocks - 1
+    for b in range(knobs.num_gpu_blocks):
+        blocks[b].prev = b - 1
+        blocks[b].next = b + 1
+    blocks[0].prev = knobs.num_gpu_blocks - 1
+    blocks[knobs.num_gpu_blocks - 1].next = 0
+    for q in range(len(requests) if replica >= 0 else 0):
+        request = requests[q]
+        if request.num_blocks > 0 and request.replica == replica and request.rank == rank:
+            take_table(request, scheduler, tables)
+            full = request.num_hashed_blocks
+            request.num_hashed_blocks = 0
+            request.table_length = request.num_blocks
+            for position in range(request.table_length):
+                tables[request.table, position] = take(blocks, scheduler)
+            hash_until(request, knobs, scheduler, blocks, tables[request.table], segments, full)
+
+
+@compiled
+def window_hit(table, stride, first, num_tables, length, wanted):
+    """Most leading blocks, up to `length`, whose last `wanted` are all cached, or all of them if there are fewer."""
+    run, hit = 0, 0
+    for i in range(length):
+        cached = True
+        for t in range(first, first + num_tables):
+            cached = cached and table[t * stride + i] > 0
+        run = run + 1 if cached else 0
+        if run >= wanted or run == i + 1:
+            hit = i + 1
+    return hit
+
+
+@compiled
+def look_up(request, knobs, scheduler, blocks, segments, table):
+    """Number of leading blocks that need not be computed: cached for every KV group, and at least one token is left.
+
+    Writes those that a request would hold to `table` (0 outside a window), how many they are and how many of them are
+    free to the scheduler's hit_blocks and idle_hit_blocks, and the hash state at their end to the request.
+    """
+    stride = scheduler.table_stride
+    limit = (request.prompt_tokens + request.num_output_tokens - 1) // knobs.block_size
+    chain, segment, offset = 0, 0, 0
+    windows = False
+    length = 0
+    scheduler.awaited = 0
+    while length < limit and scheduler.awaited == 0:
+        chain, segment, offset = hash_block(request, segments, knobs.block_size, chain, segment, offset)
+        t = 0
+        for g in range(knobs.num_kv_groups):
+            windows = windows or knobs.kv_window[g] > 0
+            for _ in range(knobs.kv_multiplicity[g]):
+                b = find(blocks, key_of(chain, t))
+                table[t * stride + length] = b
+                if b == 0 and knobs.kv_window[g] == 0:
+                    scheduler.awaited = chain
+                t += 1
+        if scheduler.awaited == 0:
+            request.chain, request.segment, request.segment_offset = chain, segment, offset
+            length += 1
+    if windows:
+        length = agree_on_windows(request, knobs, scheduler, segments, table, length)
+    hits, idle = 0, 0
+    for t in range(scheduler.num_tables):
+        for i in range(t * stride, t * stride + length):
+            if table[i] > 0:
+                hits += 1
+                idle += 1 if blocks[table[i]].references == 0 else 0
+    scheduler.hit_blocks, scheduler.idle_hit_blocks = hits, idle
+    if length == 0:
+        request.chain, request.segment, request.segment_offset = 0, 0, 0
+    request.num_hashed_blocks = length
+    return length
+
+
+@compiled
+def agree_on_windows(request, knobs, scheduler, segments, table, length):
+    """The longest hit within `length` blocks that every window accepts; forgets what lies before the windows."""
+    agreed = False
+    while not agreed:
+        agreed = True
+        t = 0
+        for g in range(knobs.num_kv_groups):
+            if knobs.kv_window[g] > 0:
+                wanted = max(1, (knobs.kv_window[g] + knobs.block_size - 2) // knobs.block_size)
+                hit = window_hit(table, scheduler.table_stride, t, knobs.kv_multiplicity[g], length, wanted)
+                agreed = agreed and hit == length
+                length = hit
+            t += knobs.kv_multiplicity[g]
+    t = 0
+    for g in range(knobs.num_kv_groups):
+        for _ in range(knobs.kv_multiplicity[g]):
+            if knobs.kv_window[g] > 0:
+                wanted = max(1, (knobs.kv_window[g] + knobs.block_size - 2) // knobs.block_size)
+                for i in range(length - wanted):
+                    table[t * scheduler.table_stride + i] = 0
+            t += 1
+    chain, segment, offset = 0, 0, 0
+    for _ in range(length):
+        chain, segment, offset = hash_block(request, segments, knobs.block_size, chain, segment, offset)
+    request.chain, request.segment, request.segment_offset = chain, segment, offset
+    return length

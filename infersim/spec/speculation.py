@@ -1,0 +1,123 @@
+"""Speculative decoding: what drafts, how much, and how many drafts the target accepts. Names are vLLM's."""
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .base import Description
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Drafts = Annotated[int, Field(ge=1, le=64)]
+
+MODELS = ("rate", "conditional", "synthetic_acceptance_rates", "synthetic_acceptance_length", "match", "trace")
+
+
+class Match(Description):
+    """Two states of a text: repeating what stood before (drafts match) or not. What n-gram drafting lives on."""
+
+    enter: Probability
+    """chance that the next token matches after one that did not"""
+    stay: Probability
+    """chance that the next token matches after one that did"""
+
+
+class Acceptance(Description):
+    """How many of a step's drafts are accepted. One of the models, and what differs from request to request."""
+
+    rate: Probability | None = None
+    """every draft alike: alpha"""
+    conditional: Annotated[list[Probability], Field(min_length=1, max_length=64)] | None = None
+    """by position, given that all before it were accepted; further positions: the last value"""
+    synthetic_acceptance_rates: Annotated[list[Probability], Field(min_length=1, max_length=64)] | None = None
+    """by position: chance that it and all before it are accepted, not increasing (vLLM's option)"""
+    synthetic_acceptance_length: Annotated[float, Field(ge=1, le=65)] | None = None
+    """mean tokens per step, the target's own included, with the least variance (vLLM's option)"""
+    match: Match | None = None
+    trace: str | None = None
+    """CSV without header: a line per request, its conditional acceptance by position; line = request id modulo lines"""
+    request_spread: Annotated[float, Field(ge=0, le=5)] = 0.0
+    """standard deviation over requests of the first position's log-odds (logit-normal); the mean stays"""
+    later_spread_share: Probability = 1.0
+    """how much of it remains at later positions"""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        given = [name for name in MODELS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"must have exactly one of {', '.join(MODELS)} (got {', '.join(given) or 'none'})")
+        rates = self.synthetic_acceptance_rates or []
+        if any(a < b for a, b in pairwise(rates)):
+            raise ValueError("synthetic_acceptance_rates must not increase: they are chances of whole prefixes")
+        return self
+
+
+class TrafficClass(Acceptance):
+    """Requests of one kind (chat, code, JSON, high temperature) with acceptance of their own."""
+
+    share: Annotated[float, Field(gt=0)]
+    """of the requests, relative to the other classes"""
+
+
+class Tree(Description):
+    """A draft tree: `depth` passes of `width` tokens each; num_speculative_tokens nodes are verified (EAGLE-2)."""
+
+    depth: Drafts
+    width: Annotated[int, Field(ge=1, le=64)]
+
+
+Method = Literal["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix", "self"]
+
+
+class Speculation(Description):
+    """A drafter and its acceptance (vLLM's --speculative-config)."""
+
+    method: Method
+    num_speculative_tokens: Drafts
+    """drafts that a step verifies per sequence: k of a chain, nodes of a tree"""
+    acceptance: Acceptance | None = None
+    classes: Annotated[dict[str, TrafficClass], Field(min_length=1, max_length=64)] | None = None
+    """instead of `acceptance`: kinds of requests, assigned by chance"""
+    model: str | None = None
+    """catalogue name or path of the draft model, for method draft_model"""
+    draft_tensor_parallel_size: Literal[1] | None = None
+    """1: every rank drafts on its own; default: as the target"""
+    exit_layer: Annotated[int, Field(ge=1)] | None = None
+    """layers of the target that draft, for method self (LayerSkip)"""
+    tree: Tree | None = None
+    """default: a chain"""
+    num_speculative_tokens_per_batch_size: (
+        Annotated[list[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0, le=64)]]], Field(min_length=1)]
+        | Literal["goodput"]
+        | None
+    ) = None
+    """[running sequences from here on, drafts], ascending; or goodput: what the price makes best at each batch size"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.acceptance is None) == (self.classes is None):
+            raise ValueError("must have acceptance or classes, and not both")
+        for key, method in (("model", "draft_model"), ("exit_layer", "self")):
+            if (getattr(self, key) is None) == (self.method == method):
+                raise ValueError(f"{key} must be given for method {method} and for no other (method {self.method})")
+        if self.tree is not None:
+            if self.method not in ("eagle", "eagle3", "medusa"):
+                raise ValueError(f"tree: only eagle, eagle3 and medusa draft trees (method {self.method})")
+            if self.num_speculative_tokens < self.tree.depth:
+                raise ValueError("tree.depth must be at most num_speculative_tokens")
+            if self.num_speculative_tokens_per_batch_size is not None:
+                raise ValueError("num_speculative_tokens_per_batch_size is for chains; must be null with a tree")
+        sizes = self.num_speculative_tokens_per_batch_size
+        if isinstance(sizes, list):
+            firsts = [first for first, _ in sizes]
+            if firsts != sorted(set(firsts)) or max(k for _, k in sizes) > self.num_speculative_tokens:
+                raise ValueError(
+                    "num_speculative_tokens_per_batch_size must ascend in running sequences, with at most"
+                    " num_speculative_tokens drafts each"
+                )
+        return self
+
+    @property
+    def depth(self) -> int:
+        """The most drafts that can be accepted in a step."""
+        return self.tree.depth if self.tree else self.num_speculative_tokens

@@ -1,0 +1,67 @@
+"""Attention traffic: the bounds of FlashAttention's theorem 2, and that tiling changes constants only."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infersim.cost.attention_io import (
+    KERNELS,
+    backward_flops,
+    block_sizes,
+    forward_elements,
+    forward_flops,
+    sram_elements,
+    training_time,
+    unfused_passes,
+)
+from infersim.spec.hardware import load_hardware
+
+dims = st.sampled_from([64, 128, 256])
+
+
+@given(st.integers(10, 17), dims, st.integers(1, 8))
+def test_traffic_is_of_the_order_of_theorem_2(log_n, d, kib):
+    """Standard within 4 times N d + N^2; flash1 within a constant of N^2 d^2 / M wherever d <= M <= N d."""
+    n, sram = 2**log_n, 32 * kib * 1024 / 2
+    assert 1 <= forward_elements("standard", n, d, sram) / (n * d + n * n) <= 4
+    if d <= sram <= n * d:
+        assert 3 <= forward_elements("flash1", n, d, sram) / (n * n * d * d / sram) <= 20
+
+
+@given(st.integers(8, 16), dims, st.sampled_from(["flash1", "flash2", "flash3"]))
+def test_traffic_falls_as_on_chip_memory_grows(log_n, d, kernel):
+    traffic = [forward_elements(kernel, 2**log_n, d, sram) for sram in np.geomspace(2**14, 2**20, 12)]
+    assert all(a >= b for a, b in pairwise(traffic))
+
+
+@given(st.integers(10, 16), dims)
+def test_tiling_keeps_the_square(log_n, d):
+    """Twice the tokens, four times the FLOPs, whatever the kernel; recomputation adds a fifth product backward."""
+    n = 2**log_n
+    assert forward_flops(2 * n, d) == 4 * forward_flops(n, d)
+    for kernel in KERNELS:
+        assert backward_flops(kernel, 2 * n, d) == 4 * backward_flops(kernel, n, d)
+    assert backward_flops("flash1", n, d) / backward_flops("standard", n, d) == 1.25
+
+
+def test_flash_does_more_arithmetic_in_less_time():
+    a100 = load_hardware("a100-sxm-40gb")
+    peak = a100.flops["fp16"]
+    times = {kernel: training_time(kernel, 1024, 64, 1024, a100, peak) for kernel in KERNELS}
+    assert times["flash1"] < times["standard"] / 3
+
+
+def test_block_sizes_and_profiles():
+    """192 KiB of 16-bit elements and d = 64: 384 keys by 64 queries. A profile without the size says so."""
+    assert block_sizes(64, 192 * 1024 / 2) == (384, 64)
+    assert sram_elements(load_hardware("h100-sxm")) > sram_elements(load_hardware("a100-sxm-80gb"))
+    with pytest.raises(ValueError, match="tpu-v4 has no shared_memory_per_sm"):
+        sram_elements(load_hardware("tpu-v4"))
+
+
+def test_mask_and_dropout_add_seven_passes():
+    assert unfused_passes(mask=True, dropout=True) == 7
+    assert unfused_passes(mask=False, dropout=False) == 0

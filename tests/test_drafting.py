@@ -1,0 +1,117 @@
+"""What drafting costs: against bytes, between methods, and in memory."""
+
+import numpy as np
+import pytest
+
+from infersim.cost.drafting import (
+    batch_time,
+    compile_draft_cost,
+    draft_time,
+    drafter,
+    own_bytes,
+    verification_engine,
+    with_drafter,
+)
+from infersim.cost.steptime import compile_step_cost
+from infersim.deployment import deploy
+from infersim.models.catalog import load_model
+from infersim.spec.engine import Engine
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
+from infersim.spec.speculation import Acceptance, Speculation
+
+
+def described(method: str, k: int = 4, **more) -> Speculation:
+    return Speculation(method=method, num_speculative_tokens=k, acceptance=Acceptance(rate=0.7), **more)
+
+
+@pytest.fixture(scope="module")
+def deployment():
+    engine = Engine(max_num_seqs=64, max_num_batched_tokens=4096, max_model_len=4096)
+    return deploy("Llama-3.1-8B", load_hardware("h100-sxm"), Precision(), Parallelism(), engine)
+
+
+def parts(d):
+    return d.model, d.hardware, d.precision, d.parallelism
+
+
+METHODS = [
+    described("draft_model", model="Llama-3.2-1B"),
+    described("eagle"),
+    described("eagle3"),
+    described("mtp"),
+    described("medusa"),
+    described("ngram"),
+    described("self", exit_layer=8),
+    described("eagle", 16, tree={"depth": 4, "width": 4}),
+]
+
+
+@pytest.mark.parametrize("speculation", METHODS, ids=lambda s: s.method + ("-tree" if s.tree else ""))
+def test_no_drafting_is_faster_than_its_bytes(deployment, speculation):
+    """Each pass reads the drafter's weights; and more drafts never cost less."""
+    cost = compile_draft_cost(speculation, *parts(deployment), deployment.engine)
+    k = speculation.num_speculative_tokens
+    seconds = draft_time(cost, 1, 1000, k)
+    model = drafter(speculation, deployment.model)
+    if model is not None:
+        read = 2 * (
+            sum(layer.num_params(model.hidden_size) for layer in model.layers) + model.vocab_size * model.hidden_size
+        )
+        assert seconds > speculation.depth * read / deployment.hardware.memory_bandwidth
+    elif speculation.method == "medusa":
+        assert seconds > own_bytes(speculation, *parts(deployment))[0] / deployment.hardware.memory_bandwidth
+    times = [draft_time(cost, 8, 1000, n) for n in range(1, k + 1)]
+    assert times == sorted(times)
+    assert draft_time(cost, 32, 1000, k) >= draft_time(cost, 1, 1000, k)
+
+
+def test_verification_is_cheap_while_bytes_bind_and_then_is_not(deployment):
+    verify = compile_step_cost(*parts(deployment), verification_engine(deployment.engine, 7))
+    plain = deployment.step_cost()
+    ratios = [batch_time(verify, b, 500, 7) / batch_time(plain, b, 500) for b in (1, 8, 32, 64)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] < 1.03
+    assert ratios[-1] > 1.4
+
+
+def test_eagle3_drafts_cheaper_than_eagle_and_both_than_a_draft_model(deployment):
+    seconds = [
+        draft_time(compile_draft_cost(s, *parts(deployment), deployment.engine), 1, 1000, 4)
+        for s in (described("ngram"), described("eagle3"), described("eagle"), METHODS[0])
+    ]
+    assert seconds == sorted(seconds)
+
+
+def test_the_drafter_takes_memory(deployment):
+    """Weights off the KV cache, keys and values into every block; self-speculation and look-ups take none."""
+    weights, kv = own_bytes(METHODS[0], *parts(deployment))
+    small = load_model("Llama-3.2-1B")
+    assert weights == pytest.approx(2 * small.num_params, rel=0.01)
+    assert kv == small.kv_bytes_per_token(2)
+    memory = with_drafter(deployment.memory, weights, kv)
+    assert memory.num_gpu_blocks < deployment.memory.num_gpu_blocks
+    used = memory.num_gpu_blocks * memory.block_bytes + weights
+    assert used <= deployment.memory.num_gpu_blocks * deployment.memory.block_bytes < used + memory.block_bytes
+    for free in (described("ngram"), described("self", exit_layer=4)):
+        assert own_bytes(free, *parts(deployment)) == (0, 0)
+    with pytest.raises(InputError, match="leave no KV cache"):
+        with_drafter(deployment.memory, 1e12, 0)
+
+
+def test_what_cannot_draft_is_named(deployment):
+    with pytest.raises(InputError, match="same vocabulary"):
+        drafter(described("draft_model", model="Qwen3-0.6B"), deployment.model)
+    with pytest.raises(InputError, match="exit_layer: must be below the 32 layers"):
+        drafter(described("self", exit_layer=32), deployment.model)
+
+
+def test_passes_by_number_of_drafts(deployment):
+    """EAGLE's first pass is over the step's own tokens; the exit layers need one for each draft."""
+    eagle = compile_draft_cost(described("eagle"), *parts(deployment), deployment.engine)
+    own = compile_draft_cost(described("self", exit_layer=8), *parts(deployment), deployment.engine)
+    assert eagle.passes.tolist() == [0, 0, 1, 2, 3]
+    assert own.passes.tolist() == [0, 1, 2, 3, 4]
+    assert np.all(own.first == 0)

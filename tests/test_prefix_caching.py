@@ -1,0 +1,137 @@
+"""Prefix caching: what is found again, on hand-made requests and on a real trace whose reuse is published."""
+
+from collections import OrderedDict
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shared import SHARED, needs_shared
+
+from infersim.engine import state
+from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.price import StepCost
+from infersim.spec.workload import Workload
+from infersim.workload.build import build_requests
+from infersim.workload.requests import own_text
+
+MOONCAKE = SHARED / "data" / "traces" / "mooncake_conversation.jsonl.gz"
+BLOCK = 512  # tokens per hash id of the trace
+
+
+def fleet(num_gpu_blocks: int, block_size: int = 4, step_time: float = 1.0, **knobs) -> Fleet:
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, **knobs}
+    linear = np.zeros((values["max_num_batched_tokens"] + 1, len(state.RESOURCES)))
+    linear[1:, 0] = step_time
+    head = np.zeros((values["max_num_seqs"] + 1, len(state.RESOURCES)))
+    cost = StepCost(linear, head, np.zeros(1, state.ATTENTION_PRICE))
+    record = make_knobs(block_size=block_size, num_gpu_blocks=num_gpu_blocks, enable_prefix_caching=1, **values)
+    return Fleet([ReplicaSpec(record, cost)], shares_text=True)
+
+
+def cached(fleet: Fleet, arrival, prompts, outputs, pieces, names=None) -> list[int]:
+    """Tokens that each request found; pieces: what each prompt begins with, as (name, tokens)."""
+    flat = [piece for row in pieces for piece in row]
+    segments = (np.cumsum([0, *map(len, pieces)]), [name for name, _ in flat], [length for _, length in flat])
+    fleet.submit(0, arrival, prompts, outputs, outputs, names=names, segments=segments)
+    fleet.advance()
+    assert (fleet.requests["status"] == state.COMPLETED).all()
+    return fleet.requests["num_cached_tokens"].tolist()
+
+
+def test_only_full_blocks_are_found():
+    """10 shared tokens are two blocks of 4 and a rest."""
+    assert cached(fleet(17), [0, 10], [12, 12], [1, 1], [[(1, 10)], [(1, 10)]]) == [0, 8]
+
+
+def test_at_least_one_token_is_computed():
+    """A prompt of two whole blocks that is cached to its end computes its second block again."""
+    assert cached(fleet(17), [0, 10], [8, 8], [1, 1], [[(1, 8)], [(1, 8)]]) == [0, 4]
+
+
+def test_what_was_generated_is_found_by_the_next_turn():
+    """Prompt of 6 and 7 generated tokens, of which the last is never computed: three full blocks of 12."""
+    turns = [[], [(-1, 13)]]
+    assert cached(fleet(17), [0, 20], [6, 20], [7, 1], turns, names=[-1, -2]) == [0, 12]
+
+
+def test_a_request_of_the_same_step_is_a_hit():
+    assert cached(fleet(17), [0, 0], [12, 12], [1, 1], [[(1, 12)], [(1, 12)]]) == [0, 8]
+
+
+def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():
+    """Five usable blocks: a prompt of four is freed last block first; another takes two blocks, the older ones."""
+    shared, other = [(1, 16)], [(2, 8)]
+    found = cached(fleet(6, max_model_len=20), [0, 10, 20], [16, 8, 16], [1, 1, 1], [shared, other, shared])
+    assert found == [0, 0, 12]  # the unused fifth block and the last of the four went to the other
+
+
+def test_more_blocks_never_find_less():
+    """A loop over 6 prompts of 4 blocks in a pool of growing size (LRU keeps inclusion for whole prompts in turn)."""
+    prompts = [[(name, 16)] for name in range(6)] * 5
+    n = len(prompts)
+    found = [sum(cached(fleet(blocks), 20.0 * np.arange(n), [17] * n, [1] * n, prompts)) for blocks in range(18, 40, 3)]
+    assert found == sorted(found)
+    assert found[-1] == (n - 6) * 16
+
+
+@pytest.fixture(scope="module")
+def mooncake():
+    return build_requests(Workload(trace=str(MOONCAKE)), 0, Path())
+
+
+def lru_hit_rate(requests, capacity: float) -> float:
+    """The published algorithm: match leading ids against a set, then touch all ids of the request, then evict."""
+    kept, hits = OrderedDict(), 0
+    offsets = requests.segment_offsets
+    for begin, end in pairwise(offsets):
+        ids = requests.segment_ids[begin:end].tolist()
+        matched = next((i for i, one in enumerate(ids) if one not in kept), len(ids))
+        hits += matched
+        for one in ids:
+            kept[one] = None
+            kept.move_to_end(one)
+        while len(kept) > capacity:
+            kept.popitem(last=False)
+    return hits / len(requests.segment_ids)
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("capacity", "percent"), [(1e9, 36.64), (1e3, 4.5), (3e3, 6.5), (10e3, 21.1), (30e3, 32.6), (50e3, 35.5)]
+)
+def test_published_reuse_of_the_trace(mooncake, capacity, percent):
+    assert lru_hit_rate(mooncake, capacity) * 100 == pytest.approx(percent, abs=0.1)
+
+
+def serve_trace(requests, num_gpu_blocks: int, block_size: int) -> Fleet:
+    """vLLM's rules on the trace, on a device so fast that requests come one at a time."""
+    engine = fleet(
+        num_gpu_blocks, block_size, step_time=1e-6, max_num_seqs=256, max_num_batched_tokens=8192,
+        max_model_len=131072, reserve_full_isl=1,
+    )  # fmt: skip
+    outputs = requests.output_tokens
+    engine.submit(
+        0, requests.arrival, requests.prompt_tokens, outputs, outputs, names=own_text(requests.request_id),
+        segments=requests.segments,
+    )  # fmt: skip
+    engine.advance()
+    return engine
+
+
+@needs_shared
+@pytest.mark.parametrize("block_size", [512, 16])
+def test_the_engine_finds_what_the_trace_repeats(mooncake, block_size):
+    """With room for everything: 37.34 % of tokens if only full blocks of 512 count, 37.36 % if any part does."""
+    blocks = int((mooncake.prompt_tokens // block_size + 3).sum() + mooncake.output_tokens.sum() // block_size)
+    requests = serve_trace(mooncake, blocks, block_size).requests
+    rate = requests["num_cached_tokens"].sum() / requests["prompt_tokens"].sum()
+    assert rate * 100 == pytest.approx({512: 37.34, 16: 37.36}[block_size], abs=0.02)
+
+
+@needs_shared
+def test_real_rules_find_about_what_an_lru_set_finds(mooncake):
+    """In a pool of 10,000 blocks of 512: blocks in use and generated text take room, ends of prompts go first."""
+    requests = serve_trace(mooncake, 10_001, BLOCK).requests
+    blocks = requests["num_cached_tokens"].sum() / BLOCK / len(mooncake.segment_ids)
+    assert blocks == pytest.approx(lru_hit_rate(mooncake, 10_000), abs=0.02)
