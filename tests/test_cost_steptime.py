@@ -12,7 +12,14 @@ from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sum
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
-from infersim.cost.steptime import capture_sizes, compile_step_cost, padded_tokens, provenance
+from infersim.cost.steptime import (
+    capture_sizes,
+    compile_step_cost,
+    padded_tokens,
+    provenance,
+    rising,
+    sum_operators,
+)
 from infersim.engine.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
 from infersim.models.catalog import load_model
 from infersim.spec.engine import Engine, resolve
@@ -151,7 +158,7 @@ def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, p
     knobs = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
     deployed = deployment(model, hardware, parallelism, precision=precision, **knobs)
     model, hardware, precision, parallelism, engine = deployed
-    cost = compile_step_cost(*deployed)
+    cost = sum_operators(*deployed)
     outside = provenance(*deployed[:4])[-1]["fixed"]
     speeds = [
         (op, rate(hardware, op), 0.0 if op.message or op.per not in ("tokens", "sequences") else outside)
@@ -164,6 +171,18 @@ def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, p
         sums = {window: batch_sums(batch, window) for window in windows}
         direct = summed_operators(speeds, int(padded[sums[0]["tokens"]]), sums, ranks)
         assert price(cost, batch, sums) == pytest.approx(direct, rel=0.005)
+
+
+def test_no_step_is_dearer_than_one_of_more_tokens():
+    """Measured kernels are, here and there; the tables split the difference."""
+    table = np.outer([0.0, 1.0, 4.0, 2.0, 3.0, 9.0], [0.5, 0.25, 0.25])
+    assert rising(table).sum(1) == pytest.approx([0.0, 1.0, 8**0.5, 8**0.5, 12**0.5, 9.0])
+    for model, hardware in (("Llama-3.1-8B", "h100-sxm"), ("Llama-3.1-70B", "b200-sxm"), ("Llama-3.1-8B", "l40s")):
+        deployed = deployment(model, hardware, precision=Precision(weights="fp8"))
+        raw, cost = sum_operators(*deployed).linear.sum(1)[1:], compile_step_cost(*deployed).linear.sum(1)[1:]
+        assert (np.diff(cost) >= -1e-12).all()
+        assert np.abs(np.log(cost / raw)).max() < 0.25
+        assert np.abs(np.log(cost / raw)).mean() < 0.02
 
 
 def test_an_operator_is_its_law():

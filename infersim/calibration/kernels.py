@@ -14,8 +14,9 @@ from .classes import CLASSES, known, parameters
 from .fit import Parameter, fit_grid, mean_error, search
 from .tables import CACHED, NEGLIGIBLE, Rows, held_out
 
-LEAST_SHAPES = 16
-"""with fewer shapes the correction follows only what varies within a shape"""
+LEAST_SHAPES, FEW_SHAPES = 16, 4
+"""with fewer shapes than this the correction follows only what varies within a shape; with fewer than that there is
+none"""
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     corrected = law(values, correction)
     what = "held-out shapes" if test.any() else "the fitted rows"
     where = cold & test if test.any() else cold
+    if not where.any():  # the working set of every row is in the cache
+        where = np.ones(len(rows), dtype=bool)
     errors = {
         what: describe(corrected, hardware, rows.where(where)),
         "without correction": describe(plain, hardware, rows.where(where)),
@@ -131,10 +134,12 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     return corrected.model_copy(update={"errors": errors})
 
 
-def _correct(plain: OperatorEfficiency, hardware: Hardware, rows: Rows, train: np.ndarray) -> Correction:
+def _correct(plain: OperatorEfficiency, hardware: Hardware, rows: Rows, train: np.ndarray) -> Correction | None:
     kind = CLASSES[rows.operator_class]
     coordinates = kind.coordinates(hardware, rows)
     shapes = np.unique(np.stack([rows.columns[name][train] for name in kind.shape]), axis=1).shape[1]
+    if shapes < FEW_SHAPES:
+        return None
     axes = {}
     for name, count in kind.knots.items():
         first, last = float(np.floor(coordinates[name].min())), float(np.ceil(coordinates[name].max()))
