@@ -44,8 +44,8 @@ class Class:
     """One class of operators.
 
     seconds(shares, hardware, rows) is the law without its correction; shape: the columns that make a shape, whole
-    shapes are held out; knots: axis of the correction -> how many; warm: the engine finds this class's inputs cached
-    too, since the kernels before it have just written them.
+    shapes are held out; knots: axis of the correction -> how many, smoothness: how alike neighbours must be; warm: the
+    engine finds this class's inputs cached too, since the kernels before it have just written them.
     """
 
     seconds: Callable[[OperatorEfficiency, Hardware, Rows], np.ndarray]
@@ -55,6 +55,7 @@ class Class:
     knots: dict[str, int]
     parameters: tuple[Parameter, ...]
     warm: bool = False
+    smoothness: float = 0.1
 
     def predict(self, shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> np.ndarray:
         """Seconds with the correction, and never below the floor."""
@@ -231,6 +232,7 @@ CLASSES = {
         shape=ATTENTION_SHAPE,
         knots=ATTENTION_KNOTS,
         parameters=(BANDWIDTH, FLOPS, SOFTNESS, SEQUENCE_TIME),
+        smoothness=0.3,
     ),
     "moe": Class(
         _experts_seconds,
@@ -241,7 +243,7 @@ CLASSES = {
         parameters=(BANDWIDTH, FLOPS, SOFTNESS, Parameter("elsewhere", 0.5, 0.0, 1.0, ratio=False)),
     ),
     "all_reduce": _collective(
-        all_reduce, lambda n: 1.0 + 1.0 / n,
+        all_reduce, lambda n: np.minimum(np.minimum(n - 1.0, 2.0 - 2.0 / n), 1.0 + 1.0 / n),
         (BANDWIDTH, Parameter("library_fixed", 1e-5, 1e-6, 1e-4), Parameter("library_bandwidth", 0.8, 0.05, 1.0), HOP),
     ),
     **{kind: _collective(exchange, lambda n: 1.0 - 1.0 / n, (BANDWIDTH, HOP, QUICK, BULK))

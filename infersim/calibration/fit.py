@@ -10,8 +10,8 @@ from infersim.cost.correction import weights
 OUTLIER = 0.5
 """beyond this logarithm an error counts no more: a kernel that went wrong must not bend the others"""
 ROUNDS = 60
-SMOOTHNESS, SHRINKAGE = 0.1, 0.01
-"""penalties on the difference of neighbouring knots, and on the distance from no correction, against a row's weight"""
+SHRINKAGE = 0.1
+"""penalty on the distance from no correction, as a part of that on the difference of neighbouring knots"""
 MEDIAN_WIDTH = 0.02
 
 
@@ -58,8 +58,11 @@ def mean_error(log_ratio: np.ndarray) -> float:
     return float(np.minimum(np.abs(log_ratio), OUTLIER).mean())
 
 
-def fit_grid(axes: list[tuple[float, float, int]], coordinates: list[np.ndarray], residual: np.ndarray) -> np.ndarray:
-    """The grid whose interpolation is nearest to `residual` in the mean absolute difference, smooth between knots.
+def fit_grid(
+    axes: list[tuple[float, float, int]], coordinates: list[np.ndarray], residual: np.ndarray, smoothness: float
+) -> np.ndarray:
+    """The grid whose interpolation is nearest to `residual` in the mean absolute difference, smooth between knots:
+    `smoothness` is the penalty on the square of neighbours' differences, against that of a typical row's.
 
     Iteratively reweighted least squares; knots without rows near them take after their neighbours.
     """
@@ -72,14 +75,14 @@ def fit_grid(axes: list[tuple[float, float, int]], coordinates: list[np.ndarray]
         above = np.minimum(below + 1, axis[2] - 1)
         index = np.concatenate([index * axis[2] + below, index * axis[2] + above], axis=1)
         share = np.concatenate([share * (1.0 - above_share), share * above_share], axis=1)
-    penalty = np.eye(knots.size) * SHRINKAGE
+    penalty = np.eye(knots.size) * SHRINKAGE * smoothness
     for axis in range(len(shape)):
         rows = np.moveaxis(knots, axis, 0)
         low, high = rows[:-1].ravel(), rows[1:].ravel()
-        np.add.at(penalty, (low, low), SMOOTHNESS)
-        np.add.at(penalty, (high, high), SMOOTHNESS)
-        np.add.at(penalty, (low, high), -SMOOTHNESS)
-        np.add.at(penalty, (high, low), -SMOOTHNESS)
+        np.add.at(penalty, (low, low), smoothness)
+        np.add.at(penalty, (high, high), smoothness)
+        np.add.at(penalty, (low, high), -smoothness)
+        np.add.at(penalty, (high, low), -smoothness)
     grid = np.zeros(knots.size)
     for _ in range(8):
         weight = 1.0 / np.maximum(np.abs(residual - (share * grid[index]).sum(1)), MEDIAN_WIDTH)

@@ -147,7 +147,7 @@ def _correct(plain: OperatorEfficiency, hardware: Hardware, rows: Rows, train: n
         axes[name] = (first, last, count if fine else 1)
     residual = np.log(rows.seconds / kind.seconds(plain, hardware, rows))[train]
     at = [coordinates[name][train] for name in axes]
-    grid = fit_grid(list(axes.values()), at, residual)
+    grid = fit_grid(list(axes.values()), at, residual, kind.smoothness)
     return Correction(axes=axes, values=" ".join(str(round(1000 * value)) for value in grid.ravel()))
 
 

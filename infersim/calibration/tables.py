@@ -16,6 +16,7 @@ or those of calibration/layers.py. A CSV or Parquet file, or a folder of such fi
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from zlib import crc32
 
@@ -77,34 +78,42 @@ def read(path: Path, hardware: Hardware) -> list[Rows]:
     return found
 
 
-def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
+@lru_cache(maxsize=32)
+def _frame(file: Path) -> pd.DataFrame:
     try:
-        frame = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
+        return pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
     except ImportError:
         raise InputError(f"{file}: Parquet files need pyarrow; install infersim[parquet]") from None
-    except (OSError, ValueError, pd.errors.ParserError) as error:
+    except (OSError, ValueError) as error:  # pandas' own are ValueErrors
         raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from None
+
+
+def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
+    frame = _frame(file)
     columns = set(frame.columns)
-    reader = next((reader for needed, reader in READERS.items() if columns.issuperset(needed.split())), None)
-    if reader is None:
+    needed = next((needed for needed in READERS if columns.issuperset(needed.split())), None)
+    if needed is None:
         if alone:
             known = "; ".join(READERS)
             raise InputError(f"{file}: no table of kernels that infersim knows; columns must include one of: {known}")
         return
+    numbers = [name for name in needed.split() if name not in TEXTS]
+    for name in numbers:
+        least = 0 if name in ("latency_us", "time_us") else -1
+        values = pd.to_numeric(frame[name], errors="coerce")
+        if not (np.isfinite(values) & (values > least)).all():
+            raise InputError(f"{file}: {name} must be a number{' above 0' if least == 0 else ''} in every row")
     frame = frame.rename(columns={"hardware": "system", "time_us": "latency_us"})
     if "system" in frame:
         frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
-    source = frame.get("kernel_source", pd.Series("", frame.index)).astype(str)
-    frame = frame[~source.str.contains(NOT_DEFAULT)]
+    if "kernel_source" in frame:
+        frame = frame[~frame.kernel_source.astype(str).str.contains(NOT_DEFAULT)]
     if frame.empty:
         return
-    bad = next((c for c in frame.select_dtypes("number") if not np.isfinite(frame[c]).all()), None)
-    if bad or (frame.latency_us <= 0).any():
-        raise InputError(f"{file}: {bad or 'latency_us'} must be a number{'' if bad else ' above 0'} in every row")
     names = [name for name in ("backend", "version") if name in columns]
     for key, part in frame.groupby(names, observed=True) if names else [((), frame)]:
         software = " ".join(map(str, key))
-        for operator_class, dtype, shape, rows in reader(part):
+        for operator_class, dtype, shape, rows in READERS[needed](part):
             if len(rows) and (operator_class, dtype, software) not in BROKEN:
                 if (hardware.name, operator_class) in ONLY_PAIRS:
                     pairs = shape["ranks"] == 2
@@ -113,6 +122,8 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
                 yield Rows(operator_class, dtype, software, values, rows.latency_us.to_numpy(float) * 1e-6)
 
 
+TEXTS = ("gemm_dtype", "kv_cache_dtype", "mla_dtype", "moe_dtype", "nccl_dtype", "allreduce_dtype", "op_name",
+         "kernel_source", "distribution", "hardware", "model", "layer")  # fmt: skip
 # Kernels that an engine does not take by itself, and collectives outside of CUDA graphs.
 NOT_DEFAULT = "triton_attn|fa4|eager"
 # Timed without CUDA graphs: no GEMM under 57 us on Hopper, 159 on B200, 291 on L40S; no MLA kernel under 100 us.

@@ -150,8 +150,12 @@ def attention_coordinates(phase: str, hardware: Hardware, queries, pairs, heads,
     work: of a prefill query rows per SM, of a decode sequences x key heads; keys: the mean number that a query sees.
     """
     unit = heads / (hardware.num_sms or 1) if phase == "prefill" else kv_heads
-    return {"work": log2(queries) + np.log2(unit), "keys": log2(pairs / queries), "head_dim": log2(head_dim),
-            "group": log2(heads / kv_heads)}  # fmt: skip
+    return {
+        "work": log2(queries) + np.log2(unit),
+        "keys": log2(pairs / queries),
+        "head_dim": log2(np.minimum(head_dim, 256.0)),
+        "group": log2(heads / kv_heads),
+    }
 
 
 CUSTOM_BYTES = 8 * 2**20

@@ -51,8 +51,8 @@ def compile_step_cost(
     No step is dearer than one of more tokens, although some kernels were measured so: see `rising`.
     """
     cost = sum_operators(model, hardware, precision, parallelism, engine)
-    tables = {name: rising(table) for name in ("linear", "head", "shared") if (table := getattr(cost, name)) is not None}
-    return replace(cost, **tables)
+    shared = None if cost.shared is None else rising(cost.shared)
+    return replace(cost, linear=rising(cost.linear), head=rising(cost.head), shared=shared)
 
 
 def rising(table: np.ndarray) -> np.ndarray:
