@@ -10,6 +10,7 @@ from .models.architecture import Model
 from .models.catalog import load_model
 from .spec.cluster import Kind
 from .spec.engine import Engine, ResolvedEngine, resolve
+from .spec.errors import InputError
 from .spec.hardware import Hardware
 from .spec.parallelism import Parallelism
 from .spec.precision import Precision
@@ -76,10 +77,16 @@ def deploy(
     return Deployment(model, hardware, precision, parallelism, resolved, memory)
 
 
-def deployments_of(scenario: Scenario) -> list[tuple[Deployment, int, float]]:
-    """Each kind of replica that a scenario describes, how many there are, and the router's weight of one."""
-    kinds = scenario.cluster.kinds or [Kind(replicas=scenario.cluster.replicas)]
-    return [(_deployment(scenario, kind), kind.replicas, kind.weight) for kind in kinds]
+def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
+    """Each kind of replica that a scenario describes, in the order of their numbers."""
+    kinds = [(_deployment(scenario, kind), kind) for kind in scenario.cluster.groups]
+    cluster = scenario.cluster
+    if cluster.prefill and kinds[0][0].model != kinds[1][0].model:
+        raise InputError(
+            f"cluster.prefill.model: must be that of the decode replicas, whose KV it computes"
+            f" (got {kinds[1][0].model.name} and {kinds[0][0].model.name})"
+        )
+    return kinds
 
 
 def _deployment(scenario: Scenario, kind: Kind) -> Deployment:

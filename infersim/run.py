@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .cluster.clients import Clients
+from .cluster.pool import Site
 from .cluster.serve import Progress, Served, serve
 from .cost.floors import floor_itl, floor_ttft
 from .cost.steptime import provenance
@@ -12,6 +14,7 @@ from .engine.fleet import Fleet, ReplicaSpec
 from .metrics.replicas import Replicas
 from .metrics.result import Result
 from .metrics.warmup import check_warmup, warmup_time
+from .spec.cluster import Kind
 from .spec.errors import InputError
 from .spec.scenario import Scenario
 from .spec.workload import Workload
@@ -28,7 +31,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
-    specs = [ReplicaSpec(deployment.knobs(), deployment.step_cost()) for deployment, _, _ in kinds]
+    sites = _sites(scenario, kinds)
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         requests = build_requests(scenario.workload, seed, Path())
@@ -38,14 +41,14 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
                 f" must be 1 (got {scenario.simulation.replications})"
             )
         previous = requests
-        results.append(_simulate(scenario, kinds, specs, requests, seed, progress, save_detailed))
+        results.append(_simulate(scenario, kinds, sites, requests, seed, progress, save_detailed))
         if results[-1].interrupted:
             break
     return results
 
 
-def _check_ranks(kinds: list[tuple[Deployment, int, float]]) -> None:
-    ranks = sorted({deployment.parallelism.attention_data for deployment, _, _ in kinds})
+def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
+    ranks = sorted({deployment.parallelism.attention_data for deployment, _ in kinds})
     if len(ranks) > 1:
         raise InputError(
             "cluster.kinds: parallelism.attention_data must be the same for all kinds of replicas"
@@ -57,8 +60,8 @@ def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
-    specs = [ReplicaSpec(deployment.knobs(), deployment.step_cost()) for deployment, _, _ in kinds]
-    return _simulate(scenario, kinds, specs, requests, scenario.simulation.seed, None, save_detailed)
+    sites = _sites(scenario, kinds)
+    return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 
 
 def is_drawn(workload: Workload) -> bool:
@@ -67,39 +70,56 @@ def is_drawn(workload: Workload) -> bool:
 
 
 def _same(one: Requests, other: Requests) -> bool:
-    columns = ("arrival", "prompt_tokens", "output_tokens")
+    columns = ("arrival", "prompt_tokens", "output_tokens", "delay")
     return all(np.array_equal(getattr(one, column), getattr(other, column)) for column in columns)
+
+
+def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tuple[ReplicaSpec, Site]]:
+    """Every replica that there may be at one time: for the engine, and for the cluster."""
+    sites = []
+    for deployment, kind in kinds:
+        cost = deployment.step_cost()
+        site = Site(
+            cost,
+            kind.weight,
+            deployment.memory.block_bytes * deployment.parallelism.num_gpus,
+            deployment.model.num_layers,
+            deployment.memory.weights_bytes,
+        )
+        count = scenario.cluster.most if len(kinds) == 1 else kind.replicas
+        sites += [(ReplicaSpec(deployment.knobs(), cost), site)] * count
+    return sites
 
 
 def _simulate(
     scenario: Scenario,
-    kinds: list[tuple[Deployment, int, float]],
-    specs: list[ReplicaSpec],
+    kinds: list[tuple[Deployment, Kind]],
+    sites: list[tuple[ReplicaSpec, Site]],
     requests: Requests,
     seed: int,
     progress: Progress | None,
     save_detailed: bool,
 ) -> Result:
-    shortest = min((deployment for deployment, _, _ in kinds), key=lambda d: d.engine.max_model_len)
-    max_tokens = resolve_max_tokens(scenario.workload, requests, shortest.engine.max_model_len)
+    load = scenario.workload
+    shortest = min((deployment for deployment, _ in kinds), key=lambda d: d.engine.max_model_len)
+    max_tokens = resolve_max_tokens(load, requests, shortest.engine.max_model_len)
     _check_lengths(shortest, requests, max_tokens)
-    counts = [count for _, count, _ in kinds]
     fleet = Fleet(
-        [spec for spec, count in zip(specs, counts, strict=True) for _ in range(count)],
+        [spec for spec, _ in sites],
         ranks=kinds[0][0].parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
         shares_text=requests.segments is not None,
     )
-    served = serve(
-        scenario.cluster,
-        fleet,
-        np.repeat([weight for _, _, weight in kinds], counts),
-        requests,
+    tenants = np.array([tenant.priority for tenant in (load.tenants or {}).values()])
+    clients = Clients(
         max_tokens,
-        seed,
-        scenario.workload.max_concurrency or 0,
-        progress,
+        load.max_concurrency or 0,
+        load.timeout or 0.0,
+        load.retries,
+        load.backoff,
+        None if requests.tenant is None else tenants[requests.tenant],
     )
+    served = serve(scenario.cluster, fleet, [site for _, site in sites], requests, clients, seed, progress)
     return _result(scenario, kinds, fleet, served, requests, seed)
 
 
@@ -116,15 +136,15 @@ def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.nd
 
 def _result(
     scenario: Scenario,
-    kinds: list[tuple[Deployment, int, float]],
+    kinds: list[tuple[Deployment, Kind]],
     fleet: Fleet,
     served: Served,
     requests: Requests,
     seed: int,
 ) -> Result:
     rows, deployment = fleet.replicas, kinds[0][0]
-    counts = [count for _, count, _ in kinds]
-    parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
+    counts = [kind.replicas if len(kinds) > 1 else len(rows) for _, kind in kinds]
+    all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d, _ in kinds]
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
@@ -139,7 +159,7 @@ def _result(
         itl_histogram=fleet.histogram,
         time_by_resource=fleet.time_by_resource,
         busy_time=float(rows["busy_time"].sum()),
-        end_time=float(rows["now"].max()),
+        end_time=served.end,
         **{name: float(rows[name].sum()) for name in sums},
         num_steps=int(rows["num_steps"].sum()),
         num_scheduled_tokens=int(rows["num_scheduled_tokens"].sum()),
@@ -147,18 +167,23 @@ def _result(
         peak_running=int(rows["peak_running"].max()),
         peak_blocks=int(rows["peak_blocks"].max()),
         blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
-        floors={"itl": floor_itl(*parts, context), "ttft": floor_ttft(*parts, prompt)},
-        provenance=provenance(*parts),
+        floors={
+            "itl": min(floor_itl(*parts, context) for parts in all_parts),
+            "ttft": min(floor_ttft(*parts, prompt) for parts in all_parts),
+        },
+        provenance=provenance(*all_parts[0]),
         replicas=Replicas(
-            names=tuple(d.hardware.name for d, count, _ in kinds for _ in range(count)),
-            gpus=np.repeat([d.parallelism.num_gpus for d, _, _ in kinds], counts),
+            names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
+            gpus=np.repeat([d.parallelism.num_gpus for d, _ in kinds], counts),
             rows=rows,
             usable_blocks=usable_blocks,
             available=served.available,
-            visits=fleet.requests,
-            aborted=fleet.aborted,
+            visits=fleet.requests[fleet.requests["replica"] >= 0],
+            aborted_time=fleet.aborted_time,
         ),
         route=served.route,
+        retries=served.retries,
+        route_columns=served.columns,
         tenant=requests.tenant,
         notes=requests.notes,
         warmup=warmup_time(scenario, served.requests),

@@ -209,6 +209,9 @@ def price_from_step_cost(cost) -> Price:
                 time = c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
                 n = sums.num_decodes
                 seconds += corrected(time, c["decode_axes"], c["decode_grid"], n, keys / n)
+            if sums.num_decodes and sums.num_prefills:
+                keys = sums.decode_keys(c["window"])
+                seconds += min(c["mixed_kv"] + c["mixed_growth"] * keys, c["mixed_limit"]) * keys
             if sums.num_prefills:
                 keys, pairs = sums.prefill_keys(c["window"]), sums.prefill_pairs(c["window"])
                 memory = c["prefill_kv"] * keys + c["prefill_activations"] * sums.prefill_tokens

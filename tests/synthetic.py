@@ -70,7 +70,7 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
             usable_blocks=np.array([memory.num_gpu_blocks - 1]),
             available=np.array([float(np.max(last))]),
             visits=requests,
-            aborted={},
+            aborted_time=0.0,
         ),
         "provenance": [{"operator": "gemm", "provenance": "published", "source": "a paper"}],
     }

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from infersim.calibration.classes import CLASSES, MATRICES
 from infersim.calibration.fit import Parameter, fit_grid, mean_error, search
+from infersim.calibration.kernel_profile import with_efficiency
 from infersim.calibration.kernels import fit, soundness
-from infersim.calibration.profile import with_efficiency
 from infersim.calibration.tables import Rows, held_out, read
 from infersim.cli.app import app
 from infersim.cost.collectives import collective

@@ -255,7 +255,7 @@ def test_a_third_of_a_real_run_predicts_the_rest():
         "test",
     )
     runs = read_results([f"{REQUESTS}#rtxpro6000_llama3.1-8b_tp1"])
-    fit = fit_overheads(scenario, runs, ["step", "sequence", "request"], fit_requests=100)
+    fit = fit_overheads(scenario, runs, ["step", "request"], fit_requests=100)
     (held_out,) = fit.held_out
     assert abs(held_out["tpot"]) < 0.02
     assert abs(held_out["ttft"]) < 0.05

@@ -1,6 +1,7 @@
 """`infersim run` from the command line: output, files, exit codes, interruption, what it imports."""
 
 import csv
+import importlib
 import json
 import os
 import pty
@@ -187,7 +188,7 @@ def test_too_little_memory_is_one_line(scenario, monkeypatch):
     def build(*_):
         raise MemoryError
 
-    monkeypatch.setattr("infersim.run.build_requests", build)
+    monkeypatch.setattr(importlib.import_module("infersim.run"), "build_requests", build)
     outcome = invoke("run", scenario())
     assert outcome.exit_code == 2
     assert outcome.stderr.startswith("not enough memory")

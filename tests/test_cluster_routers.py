@@ -5,7 +5,9 @@ import time
 import numpy as np
 import pytest
 
+from infersim.cluster.clients import Clients
 from infersim.cluster.front import Front
+from infersim.cluster.pool import Site
 from infersim.cluster.prefixes import PrefixIndex, PrefixTree
 from infersim.cluster.routers import POLICIES, assign
 from infersim.cluster.serve import serve
@@ -52,11 +54,14 @@ def requests_of(arrival, output_tokens, **segments) -> Requests:
     return Requests(arrival, np.ones(n, "i4"), np.asarray(output_tokens, "i4"), np.arange(n), **segments)
 
 
-def serve_all(cluster: dict, specs: list[ReplicaSpec], requests: Requests, max_concurrency: int = 0) -> np.ndarray:
+def sites_of(k: int) -> list[Site]:
+    return [Site(server_of().cost, 1.0, 0.0, 1, 0.0)] * k
+
+
+def serve_all(cluster: dict, specs: list[ReplicaSpec], requests: Requests) -> np.ndarray:
     fleet = Fleet(specs)
     spec = Cluster.validate(cluster | {"replicas": len(specs)}, "test")
-    served = serve(spec, fleet, np.ones(len(specs)), requests, requests.output_tokens, 0, max_concurrency, None)
-    return served.requests
+    return serve(spec, fleet, sites_of(len(specs)), requests, Clients(requests.output_tokens), 0, None).requests
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"session"}))
@@ -68,8 +73,8 @@ def test_one_replica_behind_any_router_is_that_replica(policy, max_concurrency):
     deployment = deployment_of(scenario)
     fleet = Fleet([ReplicaSpec(deployment.knobs(), deployment.step_cost())])
     requests = Requests(*(alone.requests[c] for c in ("arrival", "prompt_tokens", "output_tokens")), alone.request_ids)
-    front = Front(scenario.cluster, fleet, np.ones(1), requests, alone.requests["max_tokens"], 0, max_concurrency)
-    front.play(lambda: None)
+    clients = Clients(alone.requests["max_tokens"], max_concurrency)
+    Front(scenario.cluster, fleet, sites_of(1), requests, clients, 0).play(lambda: None)
     for name in TIMES:
         assert np.array_equal(fleet.requests[name], alone.requests[name]), name
     assert fleet.replicas["busy_time"][0] == alone.busy_time
@@ -99,7 +104,7 @@ def test_assigned_at_once_or_one_by_one_is_the_same(policy):
     deployment = deployment_of(scenario)
     fleet = Fleet([ReplicaSpec(deployment.knobs(), deployment.step_cost())] * 4)
     requests = Requests(*(at_once[c] for c in ("arrival", "prompt_tokens", "output_tokens")), np.arange(len(at_once)))
-    Front(scenario.cluster, fleet, np.ones(4), requests, at_once["max_tokens"], 0, 0).play(lambda: None)
+    Front(scenario.cluster, fleet, sites_of(4), requests, Clients(at_once["max_tokens"]), 0).play(lambda: None)
     for name in ("replica", *TIMES):
         assert np.array_equal(fleet.requests[name], at_once[name]), name
 

@@ -40,7 +40,7 @@ def assert_nothing_leaks(fleet: Fleet) -> None:
     assert fleet.replicas["num_finished"].sum() == len(r)
     done = r["status"] == state.COMPLETED
     sojourns = (r["last_token"] - r["sent"])[done].sum()
-    sojourns += sum(time - r["sent"][row] for row, time in fleet.aborted.items() if r["sent"][row] >= 0)
+    sojourns += fleet.aborted_time
     assert fleet.replicas["outstanding_time"].sum() == pytest.approx(sojourns, rel=1e-9, abs=1e-9)
 
 
@@ -86,7 +86,7 @@ def test_kv_from_elsewhere_needs_one_step_per_token():
     """A prompt of 8 tokens whose KV has arrived: its last token is computed again, as in vLLM."""
     fleet = one_tick_fleet()
     row = fleet.add(8, 3, 3, 1)
-    assert fleet.reserve(row, 0, 0.0)
+    assert fleet.reserve(row, 0, 0.0) == 2
     assert fleet.schedulers["free_blocks"][0] == 8 - 2
     fleet.send(row, 0, 5.0)
     fleet.advance()
@@ -105,7 +105,7 @@ def test_reservation_waits_for_room_and_blocks_are_held_until_released():
     fleet.advance(2.0)
     assert fleet.requests["status"][first] == state.COMPLETED
     assert fleet.schedulers["free_blocks"][0] == 8 - 5
-    assert not fleet.reserve(second, 0, 2.0)
+    assert fleet.reserve(second, 0, 2.0) == -1
     fleet.send(second, 0, 2.0)
     fleet.advance(4.0)
     assert fleet.requests["status"][second] == state.WAITING  # not stuck: something is held

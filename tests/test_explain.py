@@ -117,3 +117,11 @@ def test_the_report_fits_one_screen(replications):
     text = "\n".join(lines)
     for word in ("STABLE", "ttft", "p99", "binding", "ceiling", "floors", "memory", "KV blocks", "assumed"):
         assert word in text
+
+
+@pytest.mark.parametrize(("clients", "text"), [(1, "1 client in a closed loop"), (5000, "5,000 clients in a closed")])
+def test_a_closed_loop_is_named_after_its_clients(clients, text):
+    arrival = np.arange(10.0)
+    workload = {"input_tokens": 1, "output_tokens": 1, "request_rate": "inf", "max_concurrency": clients}
+    run = result_of(arrival, arrival, arrival + 0.2, arrival + 0.2, scenario=scenario_of(workload=workload))
+    assert text in render(summarize([run]), [])[0][1]

@@ -188,6 +188,10 @@ def test_parallelisms_are_all_of_them():
         ({"slo": {}}, "slo: must have at least one limit"),
         ({"workload": {"input_tokens": 1, "output_tokens": 1}}, "workload.request_rate: must be a finite rate"),
         ({"max_gpus": 0}, "max_gpus: must be a whole number"),
+        ({"max_gpus": 1e9}, "max_gpus: must be"),
+        ({"candidates": {"hardware": [1, {"a": "b"}]}}, "hardware"),
+        ({"candidates": ["h100-sxm"]}, "candidates: must be a mapping"),
+        ({"candidates": {"hardware": ["h100-sxm"], "a.b.c": [1]}}, "candidates.a.b.c: must be a key of a scenario"),
     ],
 )
 def test_wrong_plans(small, changes, message):

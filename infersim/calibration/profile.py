@@ -1,48 +1,110 @@
-"""A hardware profile with calibrated efficiencies, as YAML that people can read."""
+"""A calibrated profile: the datasheet's where there is one, with what was measured laid over it."""
 
-import json
-import textwrap
+import datetime
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
 
-from infersim.spec.hardware import OperatorEfficiency
+import yaml
 
-HEADING = """
-# From here on written by `infersim calibrate kernels`: numbers of the laws in infersim/cost/laws.py, and corrections on
-# grids (logarithms of factors, in thousandths). Errors are |predicted / measured - 1|.
-efficiency:
-"""
-WIDTH = 110
+from infersim.files import replace_file
+from infersim.spec.hardware import Calibration, Hardware, LaunchTime, Link, load_hardware
+from infersim.spec.resources import names
 
+from .cases import amounts
+from .efficiencies import fit_all, step_errors
+from .measure import Measurement, repeat_spread
 
-def with_efficiency(text: str, efficiency: dict[str, OperatorEfficiency]) -> str:
-    """The profile `text`, its own efficiency replaced by this one: the last part of the file, heading included."""
-    base = text.split(HEADING.strip().splitlines()[0])[0]
-    if "\nefficiency:" in base:
-        base = base.split("\nefficiency:")[0]
-    return base.rstrip() + "\n" + HEADING + "".join(_entry(key, shares) for key, shares in efficiency.items())
-
-
-def _entry(key: str, shares: OperatorEfficiency) -> str:
-    lines = [
-        f"  {key}:",
-        f"    bandwidth: {shares.bandwidth:.4g}",
-        f"    flops: {shares.flops:.4g}",
-        f"    fixed: {shares.fixed * 1e6:.4g} us",
-        f"    knee: {shares.knee:.4g}",
-    ]
-    if shares.terms:
-        lines.append("    terms: {" + ", ".join(f"{name}: {value:.4g}" for name, value in shares.terms.items()) + "}")
-    lines.append(f"    provenance: {shares.provenance}")
-    lines += _folded("    source: ", shares.source)
-    if shares.errors:
-        lines.append("    errors:")
-        lines += [f"      {name}: {json.dumps(value)}" for name, value in shares.errors.items()]
-    if shares.correction:
-        axes = ", ".join(f"{name}: {list(axis)}" for name, axis in shares.correction.axes.items())
-        lines += ["    correction:", f"      axes: {{{axes}}}"]
-        lines += _folded("      values: ", shares.correction.values)
-    return "\n".join(lines) + "\n"
+# What torch calls a device, in words -> the packaged profile. The first whose words are all in the name.
+DEVICES = (
+    ("h200-sxm", "H200"), ("h100-nvl", "H100 NVL"), ("h100-pcie", "H100 PCIe"), ("h100-sxm", "H100"),
+    ("gb200", "GB200"), ("b300-sxm", "B300"), ("b200-sxm", "B200"), ("a100-pcie-80gb", "A100 80GB PCIe"),
+    ("a100-sxm-80gb", "A100-SXM4-80GB"), ("a100-sxm-40gb", "A100-SXM4-40GB"), ("l40s", "L40S"), ("l4", "NVIDIA L4"),
+    ("a10", "NVIDIA A10"), ("rtx-pro-6000", "RTX PRO 6000"), ("rtx-4090", "RTX 4090"), ("rtx-3090", "RTX 3090"),
+    ("mi300x", "MI300X"), ("mi325x", "MI325X"), ("mi355x", "MI355X"),
+)  # fmt: skip
 
 
-def _folded(label: str, text: str) -> list[str]:
-    indent = " " * (len(label) - len(label.lstrip()) + 2)
-    return [f"{label}>-", *(indent + line for line in textwrap.wrap(text, WIDTH - len(indent), break_on_hyphens=False))]
+def datasheet(info: dict[str, Any]) -> Hardware | None:
+    """The packaged profile of the device that torch describes; None if there is none (a CPU)."""
+    words = info["device"].replace("-", " ").split()
+    for name, known in DEVICES:
+        if all(word in words for word in known.replace("-", " ").split()) and name in names("hardware_profiles"):
+            return load_hardware(name)
+    return None
+
+
+def measured_peaks(measurements: list[Measurement], info: dict[str, Any]) -> Hardware:
+    """A profile whose peaks are the fastest that was measured: efficiencies are shares of them."""
+    sound = [one for one in measurements if not one.rejected]
+    bandwidth, flops = 0.0, {}
+    for one in sound:
+        if one.case.kind == "copy" and info.get("copy_bytes"):
+            bandwidth = max(bandwidth, info["copy_bytes"] / one.seconds)
+        elif one.case.kind == "linear":
+            moved, work = amounts(one.case)
+            if 2 * moved > info["cache_bytes"] / 16:
+                bandwidth = max(bandwidth, moved / one.seconds)
+            dtype = one.case.dtype
+            if dtype in ("bf16", "fp16", "fp8", "int8"):
+                flops[dtype] = max(flops.get(dtype, 0.0), work / one.seconds)
+    memory = int(info["memory_bytes"])
+    source = "the fastest measured, " + info["device"]
+    is_cpu = "threads" in info
+    return Hardware(
+        name="cpu" if is_cpu else info["device"].lower().replace(" ", "-"),
+        vendor="cpu" if is_cpu else "unknown",
+        generation="cpu" if is_cpu else "unknown",
+        memory_capacity=memory,
+        memory_usable=memory,
+        memory_bandwidth=bandwidth or 1e9,
+        flops={dtype: float(f"{value:.4g}") for dtype, value in flops.items()} or {"bf16": 1e9},
+        num_sms=info.get("num_sms"),
+        l2_cache=info["cache_bytes"],
+        link=Link(name="none", bandwidth=bandwidth or 1e9, domain_size=1),
+        sources=[source],
+    )
+
+
+def calibrate(
+    measurements: list[Measurement], info: dict[str, Any], base: Hardware | None, notes: list[str]
+) -> Hardware:
+    """The calibrated profile. `base`: the datasheet's, None where only measurements say what the device can do."""
+    hardware = base or measured_peaks(measurements, info)
+    stack = f"torch {info['torch']}"
+    source = f"infersim calibrate device: {stack} on {info['device']}"
+    hardware = fit_all(measurements, hardware.model_copy(update={"efficiency": {}}), source)
+    needed = ["gemm.bf16", "attention_prefill", "attention_decode", "elementwise"]
+    if missing := [key for key in needed if key not in hardware.efficiency]:
+        words = ", ".join(missing)
+        notes = [*notes, f"too few sound measurements of {words}: the efficiency there is another device's, assumed"]
+    sound = {one.case.kind: one.seconds for one in measurements if not one.rejected}
+    if "launch_eager" in sound and "launch_graph" in sound:
+        eager, graph = (float(f"{sound[f'launch_{how}']:.4g}") for how in ("eager", "graph"))
+        launch = LaunchTime(graph=min(graph, eager), eager=eager, source=source)
+        hardware = hardware.model_copy(update={"launch": launch})
+    spread = repeat_spread(measurements)
+    errors = {f"step, {kind}": str(found) for kind, found in step_errors(measurements, hardware).items()}
+    errors |= {f"layer, {kind}": str(e) for kind, e in step_errors(measurements, hardware, "layer").items()}
+    calibration = Calibration(
+        device=info["device"],
+        driver=str(info["driver"]),
+        stack=info["stack"],
+        version=info["torch"],
+        date=datetime.date.today().isoformat(),
+        command=shlex.join(["infersim", *sys.argv[1:]]),
+        repeat_spread=0.0 if math.isnan(spread) else float(f"{spread:.3g}"),
+        errors=errors,
+        notes=notes,
+    )
+    return hardware.model_copy(update={"calibration": calibration})
+
+
+def write_profile(hardware: Hardware, path: Path) -> None:
+    """The profile as YAML that `load_hardware` reads."""
+    data = {key: value for key, value in hardware.model_dump(mode="json").items() if value not in (None, "", {}, [])}
+    head = f"# {hardware.name}, calibrated: infersim show profile {path}\n"
+    text = head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    replace_file(path, lambda file: file.write(text.encode()), "--out")

@@ -11,6 +11,34 @@ from .guard import guarded
 app = typer.Typer(help="Make predictions true for a device or a server that was measured.", no_args_is_help=True)
 
 
+@app.command("device")
+@guarded
+def device(
+    out: Annotated[Path, Option(metavar="PROFILE.yaml", help="The calibrated profile; measurements go beside it.")],
+    device: Annotated[str, Option(help="cpu, cuda or cuda:N; default: the first GPU, else the CPU.")] = "",
+    quick: Annotated[bool, Option("--quick", help="A third of the shapes, fewer repeats.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace PROFILE.yaml, and measure anew.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+) -> None:
+    """Measure a device with PyTorch's kernels and fit the efficiencies of its profile.
+
+    What is measured is saved as it goes: run again with the same --out to go on. Whole model steps are measured too,
+    but not fitted: how well the profile predicts them is printed last.
+    """
+    from infersim.calibration import calibrate_device as calibration
+    from infersim.explain.summary import finite
+    from infersim.report.calibration import device_lines
+    from infersim.report.files import to_json
+
+    from .progress import Bar
+
+    calibration.check_out(out, force)
+    opened, sizes = calibration.open_device(device, quick)
+    base, plan = calibration.base_of(opened), calibration.plan_of(opened, quick)
+    document = finite(calibration.calibrate_device(opened, sizes, out, plan, base, Bar()))
+    print(to_json(document) if as_json else "\n".join(device_lines(document)))
+
+
 @app.command("server")
 @guarded
 def server(
@@ -113,8 +141,8 @@ def kernels(
     out and give the error of each class. Other classes stay as the profile has them. Rows that a warm cache may have
     served, or that beat the memory's bandwidth, do not count.
     """
+    from infersim.calibration.kernel_profile import with_efficiency
     from infersim.calibration.kernels import calibrate
-    from infersim.calibration.profile import with_efficiency
     from infersim.calibration.tables import read
     from infersim.files import replace_file
     from infersim.report.calibration import kernel_lines

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -23,14 +23,21 @@ def run(
     save_detailed: Annotated[
         bool, Option("--save-detailed", help="Keep every inter-token gap, in DIR/itls.npz.")
     ] = False,
+    report: Annotated[Path | None, Option(metavar="FILE", help="Write one self-contained HTML page.")] = None,
+    plots: Annotated[Path | None, Option(metavar="DIR", help="Write figures there, as PNG and SVG.")] = None,
+    chrome_trace: Annotated[Path | None, Option(metavar="FILE", help="Write a trace that Perfetto opens.")] = None,
+    export: Annotated[str | None, Option(help="Write vllm-bench, deployment or k8s files into --out DIR.")] = None,
 ) -> int:
     """Simulate a scenario: how will this deployment behave?
 
     Exit code 0: done. 1: an SLO is missed. 2: wrong input. 130: interrupted; what was computed is reported.
     """
     from infersim.explain.summary import summarize
+    from infersim.report.chrome_trace import write_chrome_trace
+    from infersim.report.export import check_kind, write_export
     from infersim.report.files import check_folder, to_json, write_result
     from infersim.report.terminal import print_report
+    from infersim.report.vllm_bench import vllm_bench
     from infersim.run import run as simulate
     from infersim.spec.errors import InputError
     from infersim.spec.scenario import load_scenario
@@ -39,12 +46,24 @@ def run(
     description = load_scenario(scenario, [*(overrides or []), *seeds])
     if save_detailed and out is None:
         raise InputError("--save-detailed: has nowhere to save; must come with --out DIR")
+    if export is not None:
+        check_kind(export, out)
     if out is not None:
         check_folder(out)
     results = simulate(description, progress=_progress if sys.stderr.isatty() else None, save_detailed=save_detailed)
     with uninterrupted():
         document = summarize(results)
         files = write_result(out, document, results, save_detailed) if out is not None else []
+        if export is not None:
+            bench = vllm_bench(results[0], save_detailed)
+            files += write_export(export, out, document["engine"], description, bench)
+        if chrome_trace is not None:
+            write_chrome_trace(chrome_trace, results[0])
+            files.append(str(chrome_trace))
+    if report is not None or plots is not None:
+        given = [word for text in overrides or [] for word in ("--set", text)]
+        given += [] if seed is None else ["--seed", str(seed)]
+        files += _picture(results, document, report, plots, ["infersim", "run", scenario, *given])
     if as_json:
         print(to_json(document))
     else:
@@ -52,6 +71,25 @@ def run(
     if document["interrupted"]:
         return INTERRUPTED
     return SLO_MISSED if document["slo"] and not document["slo"]["met"] else 0
+
+
+def _picture(
+    results: list[Any], document: dict[str, Any], report: Path | None, plots: Path | None, command: list[str]
+) -> list[str]:
+    """Writes the report and the figures, which need some more simulations; returns the paths."""
+    from infersim.planning.briefing import brief
+
+    files, briefing = [], brief(results, document)
+    if report is not None:
+        from infersim.report.html import write_report
+
+        write_report(report, briefing, results[0].scenario, command)
+        files.append(str(report))
+    if plots is not None:
+        from infersim.report.figures import write_figures
+
+        files += write_figures(plots, briefing)
+    return files
 
 
 def _progress(now: float, last_arrival: float, finished: int, submitted: int) -> None:

@@ -155,6 +155,24 @@ def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")]
             _print_yaml(profile)
 
 
+@app.command("profile")
+@guarded
+def profile(name: Annotated[str, Argument(help="Profile name or path.")], as_json: Json = False) -> None:
+    """What of a hardware profile is measured, calibrated, from a datasheet, published or assumed."""
+    from infersim.explain.profile import profile_rows
+    from infersim.spec.hardware import load_hardware
+
+    hardware = load_hardware(name)
+    rows = profile_rows(hardware)
+    if as_json:
+        _print_json(rows)
+        return
+    _print_rows([{key: value for key, value in row.items() if key != "source"} for row in rows])
+    print()
+    for source in dict.fromkeys(row["source"] for row in rows):
+        print(f"{', '.join(row['what'] for row in rows if row['source'] == source)}: {source}")
+
+
 @app.command("engines")
 @guarded
 def engines(as_json: Json = False) -> None:
@@ -174,6 +192,15 @@ def schema() -> None:
     from infersim.spec.schema import json_schema
 
     _print_json(json_schema())
+
+
+@app.command("reference")
+@guarded
+def reference() -> None:
+    """Every key of scenario and plan files, as Markdown."""
+    from infersim.report.reference import reference as text
+
+    print(text(), end="")
 
 
 def _list_folder(folder: str, as_json: bool) -> None:
@@ -206,6 +233,21 @@ def workloads(as_json: Json = False) -> None:
 def scenarios(as_json: Json = False) -> None:
     """The scenarios that `infersim run` knows by name, and plan-*, the plans of `infersim plan`."""
     _list_folder("scenarios", as_json)
+
+
+@app.command("bench")
+@guarded
+def bench(
+    file: Annotated[str, Argument(help="Result of vllm bench serve, aiperf or guidellm.")], as_json: Json = False
+) -> None:
+    """What a benchmark client measured, under vLLM's names."""
+    from infersim.report.bench_files import read_bench
+
+    found = read_bench(file)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_fields({"client": found["client"], "completed": found["completed"], **found["metrics"]})
 
 
 def _print_yaml(value: Any) -> None:

@@ -11,16 +11,16 @@ from ..engine.fleet import Fleet
 
 
 class Clock(simpy.Environment):
-    """An Environment that advances the fleet between its events.
-
-    report: called at the times k * report_interval before something is decided, so that signals can have an age.
-    """
+    """An Environment that advances the fleet between its events."""
 
     def __init__(self, fleet: Fleet):
         super().__init__()
         self.fleet = fleet
-        self.report_interval = 0.0
-        self.report: Callable[[], None] = lambda: None
+        self._reports: list[tuple[float, Callable[[], None]]] = []
+
+    def add_report(self, interval: float, report: Callable[[], None]) -> None:
+        """`report` is called at the times k * interval before something is decided: signals have an age."""
+        self._reports.append((interval, report))
 
     def at(self, time: float) -> simpy.Event:
         """An event at `time` exactly: a Timeout is at now + (time - now), which need not be the same float."""
@@ -29,30 +29,31 @@ class Clock(simpy.Environment):
         heappush(self._queue, (max(time, self._now), NORMAL, next(self._eid), event))
         return event
 
+    def call_at(self, time: float, action: Callable[[], None]) -> None:
+        """`action` at `time`, or now if that is past."""
+        self.at(time).callbacks.append(lambda _: action())
+
     def play(self, events: int, handle: Callable[[float, int, int], None], look: Callable[[], None]) -> None:
         """To the end: nothing is left to happen. `handle(time, row, kind)` gets the fleet's events of the mask.
 
         What is due at one moment is done in this order: processes, then replicas. `look` is called now and then.
         """
         advance, peek, step = self.fleet.advance, self.peek, self.step
-        reported, count = -1, 0
+        reported = [-1] * len(self._reports)
+        count = 0
         while True:
-            until, busy, reporting = peek(), math.inf, False
-            if self.report_interval:
-                due = math.floor((self._now if events else min(until, 1e300)) / self.report_interval)
-                due += due <= reported
-                if until == math.inf and (busy := self.fleet.next_time()) < math.inf:
-                    due = max(due, math.ceil(busy / self.report_interval))
-                if due * self.report_interval <= until < math.inf or busy < math.inf:
-                    until, reporting = due * self.report_interval, True
+            until = peek()
+            due, reporting = self._next_report(until, reported, bool(events)) if reported else (0, -1)
+            if reporting >= 0:
+                until = due * self._reports[reporting][0]
             found = advance(until, events)
             if len(found):
                 for time, row, _, kind in found.tolist():
                     self._now = max(self._now, time)
                     handle(time, row, kind)
-            elif reporting:
-                reported = due
-                self.report()
+            elif reporting >= 0:
+                reported[reporting] = due
+                self._reports[reporting][1]()
             elif until == math.inf:
                 return
             else:
@@ -62,3 +63,21 @@ class Clock(simpy.Environment):
             count += 1
             if count & 1023 == 0:
                 look()
+
+    def _next_report(self, until: float, reported: list[int], eventful: bool) -> tuple[int, int]:
+        """(k, which report) of the first that is due by `until`, before which nothing else happens; -1 if none is.
+
+        Where the fleet's events decide nothing, only the last report before `until` matters.
+        """
+        busy = self.fleet.next_time() if until == math.inf else math.inf
+        if until == busy == math.inf:
+            return 0, -1
+        first, found = math.inf, (0, -1)
+        for which, (interval, _) in enumerate(self._reports):
+            due = math.floor((self._now if eventful or until == math.inf else until) / interval)
+            due = max(due, reported[which] + 1)
+            if busy < math.inf:
+                due = max(due, math.ceil(busy / interval))
+            if due * interval <= until and due * interval < first:
+                first, found = due * interval, (due, which)
+        return found

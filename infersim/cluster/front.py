@@ -1,15 +1,31 @@
-"""The front door of a cluster: requests arrive, a router sends each to a replica, clients learn that it is done."""
+"""The front door of a cluster: requests arrive, a router sends each to a replica, clients learn what became of it."""
 
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
 from ..engine.fleet import Fleet
-from ..engine.state import FINISHED
+from ..engine.state import (
+    COMPLETED,
+    FINISHED,
+    LOST,
+    OVER_MAX_MODEL_LEN,
+    PENDING,
+    PROMPT_TOO_LONG,
+    QUEUE_FULL,
+    REJECTED,
+    TIMED_OUT,
+)
 from ..spec.cluster import Cluster
+from ..spec.cluster import Router as RouterSpec
 from ..workload.requests import Requests, own_text
+from .clients import Clients
 from .clock import Clock
+from .failures import break_down
+from .pool import DRAINING, OFF, Pool, Site
 from .prefixes import PrefixTree
 from .routers import Router
 from .signals import Signals
@@ -18,31 +34,42 @@ from .signals import Signals
 class Front:
     """One run of requests through replicas that a router chooses among, request by request.
 
-    Row i of the fleet is request i. weights: f8[k], of the replicas; max_concurrency: requests that clients have open
-    at most, 0 for any number.
+    Row i of the fleet is request i, until it is tried again. What happens is written into public columns of n requests;
+    `pool` are the replicas that answer.
     """
 
-    def __init__(
-        self,
-        spec: Cluster,
-        fleet: Fleet,
-        weights: np.ndarray,
-        requests: Requests,
-        max_tokens: np.ndarray,
-        seed: int,
-        max_concurrency: int,
-    ):
-        self.fleet = fleet
+    def __init__(self, spec: Cluster, fleet: Fleet, sites: list[Site], requests: Requests, clients: Clients, seed: int):
+        n = len(requests)
+        self.spec, self.fleet, self.sites, self.clients = spec, fleet, sites, clients
         self.clock = Clock(fleet)
-        self.max_concurrency = max_concurrency
-        columns = (requests.prompt_tokens, requests.output_tokens, max_tokens, len(requests))
-        fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
-        self._last_token = fleet.requests["last_token"]
+        self.requests, self.seed = requests, seed
         self.arrived = requests.arrival.copy()
         """f8[n]: when each came to be, which of a request that follows another shows only in the run"""
+        self.sent = np.full(n, -1.0)
+        """f8[n]: when its client sent it first"""
+        self.outcome = np.zeros(n, "i1")
+        """i1[n]: COMPLETED, REJECTED, TIMED_OUT or LOST, in the end"""
+        self.attempts = np.zeros(n, "i4")
+        self.row = list(range(n))
+        """the fleet's row of each: of its last attempt, and of the replica that answers"""
+        self.owner: dict[int, int] = {}
+        """the request of each row that is not its number"""
+        self.end = 0.0
+        """when the last one ended"""
+        self.left = n
+        """requests that have not ended"""
+        self.ended: list[int] = []
+        """requests in the order of their ends"""
+        self.token = [0] * n
+        """what a process must still find when it comes back to a request: another attempt has another"""
+        self.refused: set[int] = set()
+        """requests whose last attempt found the queue full"""
+        columns = (requests.prompt_tokens, requests.output_tokens, clients.max_tokens, n)
+        fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
+
         self.delay = [] if requests.delay is None else requests.delay.tolist()
         self.followers: dict[int, list[int]] = {}
-        self.first = range(len(requests))
+        self.first = range(n)
         """the requests that wait for no other"""
         if requests.after is not None:
             self.first = np.flatnonzero(requests.after < 0).tolist()
@@ -50,24 +77,59 @@ class Front:
                 self.followers.setdefault(int(requests.after[i]), []).append(i)
         longest = int(fleet.knobs["max_model_len"].min())
         prompt = requests.prompt_tokens
-        self.turned_away = ((prompt >= longest) | (prompt.astype("i8") + max_tokens > longest)).tolist()
-        signals = Signals(fleet, 0, len(weights), aged=spec.router.signal_age > 0)
-        tree = PrefixTree(requests) if needs_prefixes(spec.router) else None
-        block_size = fleet.knobs["block_size"]
-        sessions = None if requests.session is None else requests.session.tolist()
-        self.router = Router(
-            spec.router, signals, weights, len(requests), seed, tree, sessions, prompt.tolist(), block_size
-        )
-        self.clock.report_interval, self.clock.report = spec.router.signal_age, signals.report
+        too_long = np.where(prompt.astype("i8") + clients.max_tokens > longest, OVER_MAX_MODEL_LEN, 0)
+        self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
+        """i1[n]: why a request cannot be served at all, or 0"""
+        self.priority = [0] * n if clients.priority is None else clients.priority.tolist()
+
         self.open = 0
         self.unsent: deque[int] = deque()
         """requests that wait for a place under max_concurrency"""
+        self.queue: list[tuple[int, int, int, int]] = []
+        """requests that no replica may have yet: (priority, order, request, token), a heap"""
+        self.on_empty: Callable[[], None] = lambda: None
+        """called when a request finds no replica that is ready"""
+        self.order = 0
+        limit = spec.admission.max_outstanding if spec.admission else 0
+        answering = spec.decode or spec
+        k = spec.decode.replicas if spec.decode else len(sites)
+        self.pool = self.make_pool(answering.router, 0, k, answering.replicas, limit)
+        self.watched = bool(
+            self.followers or clients.max_concurrency or clients.timeout or limit or spec.autoscaler or spec.failures
+        )
+        """whether what becomes of requests changes what happens next"""
+
+    def make_pool(self, router: RouterSpec, first: int, k: int, ready: int, max_outstanding: int) -> Pool:
+        """Replicas first ... first + k - 1, of which the first `ready` are there."""
+        requests = self.requests
+        signals = Signals(self.fleet, first, k, aged=router.signal_age > 0)
+        chooser = Router(
+            router,
+            signals,
+            np.array([site.weight for site in self.sites[first : first + k]]),
+            len(requests),
+            self.seed,
+            PrefixTree(requests) if needs_prefixes(router) else None,
+            None if requests.session is None else requests.session.tolist(),
+            requests.prompt_tokens.tolist(),
+            self.fleet.knobs["block_size"][first : first + k],
+        )
+        if router.signal_age:
+            self.clock.add_report(router.signal_age, signals.report)
+        return Pool(self.fleet, first, chooser, ready, max_outstanding)
+
+    # --- clients ------------------------------------------------------------------------------------------------------
 
     def play(self, look: Callable[[], None]) -> None:
-        """To the end of the run."""
+        """To the end of the run. What can never be served is lost."""
         self.clock.process(self._arrivals())
-        waits = self.max_concurrency or self.followers
-        self.clock.play(FINISHED if waits else 0, self._finished, look)
+        for failure in self.spec.failures:
+            self.clock.process(break_down(self, failure))
+        self.clock.play(FINISHED if self.watched else 0, self._finished, look)
+        if self.watched:
+            for i in np.flatnonzero(self.outcome == 0).tolist():
+                self.withdraw(i, self.clock.now)
+                self.outcome[i] = LOST
 
     def _arrivals(self):
         clock, now = self.clock, -1.0
@@ -80,34 +142,189 @@ class Front:
             self._arrive(i, time)
 
     def _arrive(self, i: int, time: float) -> None:
+        if not self.watched:  # nothing can come between
+            self.attempts[i] = 1
+            self.sent[i] = time
+            self.fleet.send(i, self.pool.choose(i, None), time)
+            return
         self.arrived[i] = time
         self.unsent.append(i)
-        self._send_what_may_be(time)
+        self._open(time)
 
-    def _send_what_may_be(self, time: float) -> None:
-        while self.unsent and not 0 < self.max_concurrency <= self.open:
+    def _open(self, time: float) -> None:
+        """Clients send what they may."""
+        while self.unsent and not 0 < self.clients.max_concurrency <= self.open:
             i = self.unsent.popleft()
-            self.open += not self.turned_away[i]
-            self._send(i, time)
+            self.open += 1
+            self.sent[i] = time
+            self._try(i, time)
 
-    def _send(self, i: int, time: float) -> None:
-        self.fleet.send(i, self.router.choose(i, None), time)
+    def _try(self, i: int, time: float) -> None:
+        """One attempt of a client."""
+        self.attempts[i] += 1
+        self.token[i] = token = self.token[i] + 1
+        if self.attempts[i] > 1:
+            self.row[i] = self.fleet.add_like(i)
+            self.owner[self.row[i]] = i
+        if self.clients.timeout:
+            self.clock.call_at(time + self.clients.timeout, lambda: self._give_up(i, token))
         if self.turned_away[i]:
-            self._ended(i, time)
+            self.fleet.requests["reason"][self.row[i]] = self.turned_away[i]
+            self._end(i, REJECTED, time)
+            return
+        self.order += 1
+        heappush(self.queue, (self.priority[i], self.order, i, token))
+        self.admit(time)
+        admission = self.spec.admission
+        if admission and admission.max_queue is not None and len(self.queue) > admission.max_queue:
+            self._refuse(time)
 
-    def _finished(self, _: float, row: int, kind: int) -> None:
+    def is_current(self, i: int, token: int) -> bool:
+        """Whether the attempt that had this token still goes on."""
+        return self.token[i] == token and not self.outcome[i]
+
+    def _give_up(self, i: int, token: int) -> None:
+        if self.is_current(i, token):
+            self.withdraw(i, self.clock.now)
+            self._fail(i, TIMED_OUT, self.clock.now)
+            self.admit(self.clock.now)
+
+    def lose(self, i: int, time: float) -> None:
+        """Request i's attempt has been lost."""
+        self.withdraw(i, time)
+        self._fail(i, LOST, time)
+
+    def _fail(self, i: int, outcome: int, time: float) -> None:
+        """An attempt has failed: the client tries again, or that was its last."""
+        if self.attempts[i] <= self.clients.retries:
+            attempt = int(self.attempts[i])
+            wait = self.clients.backoff * 2.0 ** (attempt - 1)
+            self.clock.call_at(time + wait, lambda: self._try(i, time + wait))
+        else:
+            self._end(i, outcome, time)
+
+    def _end(self, i: int, outcome: int, time: float) -> None:
+        """The client knows what became of request i; what follows it comes after its delay."""
+        self.outcome[i] = outcome
+        self.ended.append(i)
+        self.end = max(self.end, time)
+        self.left -= 1
         self.open -= 1
-        time = float(self._last_token[row])  # the clock may be later: the engine was busy
-        self._ended(row, time)
-        self._send_what_may_be(time)
-
-    def _ended(self, i: int, time: float) -> None:
-        """The client knows what became of request i; what it sends next comes after its delay."""
         for follower in self.followers.get(i, ()):
             at = time + self.delay[follower]
-            self.clock.at(at).callbacks.append(lambda _, i=follower, at=at: self._arrive(i, at))
+            self.clock.call_at(at, lambda i=follower, at=at: self._arrive(i, at))
+        if self.unsent:
+            self.clock.call_at(time, lambda: self._open(time))
+
+    # --- the front door -----------------------------------------------------------------------------------------------
+
+    def admit(self, time: float) -> None:
+        """Send on what waits at the front door, as far as there are replicas for it."""
+        while self.queue:
+            _, _, i, token = self.queue[0]
+            if not self.is_current(i, token):  # its client has given up
+                heappop(self.queue)
+                continue
+            allowed = self.pool.allowed()
+            if allowed is not None and not allowed.any():
+                if not self.pool.ready().any():
+                    self.on_empty()
+                return
+            heappop(self.queue)
+            self.dispatch(i, allowed, time)
+
+    def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
+        """A replica gets request i."""
+        self.fleet.send(self.row[i], self.pool.choose(i, allowed), time)
+
+    def _refuse(self, time: float) -> None:
+        """The queue is full: the least urgent request in it is refused, of equals the last."""
+        alive = [entry for entry in self.queue if self.is_current(entry[2], entry[3])]
+        self.queue[:] = sorted(alive)  # a sorted list is a heap
+        if len(alive) > self.spec.admission.max_queue:
+            _, _, i, _ = self.queue.pop()
+            self.token[i] += 1
+            self.refused.add(i)
+            self._fail(i, REJECTED, time)
+
+    def withdraw(self, i: int, time: float) -> None:
+        """Request i's attempt ends here and now, wherever it is."""
+        row = self.row[i]
+        self.token[i] += 1
+        if self.fleet.requests["replica"][row] >= 0:
+            self.fleet.abort(row, time)
+
+    def fail_replica(self, replica: int, time: float) -> None:
+        """A replica dies: what it was doing is lost, and tried again by clients that do."""
+        lost = {self.owner.get(row, row) for row in self.fleet.fail(replica, time)}
+        lost = [i for i in sorted(lost) if not self.outcome[i]]
+        for i in lost:
+            self.token[i] += 1  # nobody waits for them any more
+        for i in lost:
+            self.lose(i, time)
+        self.admit(time)
+
+    def pool_of(self, replica: int) -> Pool:
+        """The pool that a replica belongs to."""
+        return self.pool
+
+    def cut(self, is_cut: bool) -> None:
+        """Nothing goes from prefill to decode replicas, or does again: see HandOver."""
+        raise NotImplementedError
+
+    def _finished(self, _: float, row: int, kind: int) -> None:
+        i = self.owner.get(row, row)
+        time = float(self.fleet.requests["last_token"][row])  # the clock may be later: the engine was busy
+        if not self.handed_over(i, row, time):
+            self._end(i, COMPLETED, time)
+        self.drain()
+        self.admit(time)
+
+    def handed_over(self, i: int, row: int, time: float) -> bool:
+        """Whether the end of this row is not the end of the request."""
+        return False
+
+    def drain(self) -> None:
+        """Replicas that were only to finish their requests go when they have."""
+        pool = self.pool
+        if DRAINING in pool.state:
+            for r in np.flatnonzero((pool.state == DRAINING) & (pool.router.signals.in_flight == 0)).tolist():
+                pool.become(pool.first + r, OFF, self.clock.now)
+
+    # --- what is left of it -------------------------------------------------------------------------------------------
+
+    def records(self) -> np.ndarray:
+        """engine.state.REQUEST[n]: each request's last attempt, from when its client sent it first."""
+        records = self.fleet.requests[self.row].copy()
+        records["arrival"] = self.arrived
+        if self.watched:
+            records["sent"] = np.where(self.attempts > 0, self.sent, records["sent"])
+            ended = self.outcome > 0
+            records["status"][ended] = self.outcome[ended]
+            records["status"][~ended] = PENDING
+            for i in self.refused:
+                if self.outcome[i] == REJECTED:
+                    records["reason"][i] = QUEUE_FULL
+        return records
+
+    @property
+    def retries(self) -> int:
+        """Attempts beyond each request's first."""
+        return int(np.maximum(self.attempts - 1, 0).sum())
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """What requests.csv says of each request beside its record."""
+        return {"attempts": self.attempts}
+
+    def route(self, end: float) -> dict[str, Any]:
+        """How requests found their replicas, JSON-ready."""
+        return {"policy": self.pool.router.spec.policy}
+
+    def seconds_available(self, end: float) -> np.ndarray:
+        """f8[R]: how long each replica was there."""
+        return self.pool.seconds_available(end)
 
 
-def needs_prefixes(router) -> bool:
+def needs_prefixes(router: RouterSpec) -> bool:
     """Whether a policy asks what prompts have in common."""
     return router.policy in ("prefix-aware", "kv-aware") or (router.policy == "weighted" and router.scorers.prefix > 0)

@@ -4,13 +4,13 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ..workload.requests import Requests
+from ..workload.requests import Requests, own_text
 
 
 class PrefixTree:
     """Every prefix of every prompt is a node: `paths[i]` lists request i's, shortest first; `tokens[node]` its length.
 
-    `own` maps a request to the node that ends with all it said and generated, if a later prompt contains that.
+    `own[i]` is the node that ends with all that request i said and generated, if a later prompt contains that.
     """
 
     def __init__(self, requests: Requests):
@@ -20,6 +20,7 @@ class PrefixTree:
         if requests.segment_offsets is None:
             return
         nodes: dict[tuple[int, int, int], int] = {}
+        named = {name: i for i, name in enumerate(own_text(requests.request_id).tolist())}
         ids, lengths = requests.segment_ids.tolist(), requests.segment_lengths.tolist()
         offsets = requests.segment_offsets.tolist()
         for i, path in enumerate(self.paths):
@@ -29,8 +30,8 @@ class PrefixTree:
                 node = nodes.setdefault((parent, ids[k], lengths[k]), len(nodes))
                 if node == len(self.tokens):
                     self.tokens.append(length)
-                    if ids[k] < 0:  # workload.requests.own_text
-                        self.own[-1 - ids[k]] = node
+                    if ids[k] in named:
+                        self.own[named[ids[k]]] = node
                 path.append(node)
                 parent = node
 

@@ -69,6 +69,12 @@ class Router:
             self.index.add(i, chosen)
         return chosen
 
+    def forget(self, replica: int) -> None:
+        """A replica is gone, and its cache with it."""
+        if self.index is not None:
+            self.index.forget(replica)
+        self.homes = {session: home for session, home in self.homes.items() if home != replica}
+
     def least(self, cost: np.ndarray, allowed: np.ndarray | None) -> int:
         """The allowed replica of least cost; of equals the next one after the last chosen."""
         if allowed is not None:

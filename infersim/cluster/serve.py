@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from ..engine.state import COMPLETED
 from ..spec.cluster import STATIC_POLICIES, Cluster
 from ..spec.errors import InputError
 from ..workload.requests import Requests, own_text
+from .clients import Clients
+from .pool import Site
 from .routers import assign
 
 if TYPE_CHECKING:
@@ -33,44 +35,63 @@ class Served:
     """i8[n]: the fleet's row of each that completed it, or was its last"""
     available: np.ndarray
     """f8[R]: seconds that each replica was there"""
+    end: float
+    """s: when the last request had ended"""
     route: dict[str, Any]
+    retries: int
     interrupted: bool
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    """f8 or i4[n]: what else there is to say of each request"""
 
 
 def serve(
     spec: Cluster,
     fleet: Fleet,
-    weights: np.ndarray,
+    sites: list[Site],
     requests: Requests,
-    max_tokens: np.ndarray,
+    clients: Clients,
     seed: int,
-    max_concurrency: int,
     progress: Progress | None,
 ) -> Served:
-    """Run all requests to their end. weights: f8[R], the router's weight of each replica of the fleet."""
-    n, k = len(requests), len(weights)
+    """Run all requests to their end, through the replicas of the fleet in the order of spec.groups."""
+    n, k = len(requests), len(sites)
     last = float(requests.arrival[-1])
-    route: dict[str, Any] = {"policy": spec.router.policy if k > 1 else None}
     if spec.router.policy == "session" and requests.session is None:
         raise InputError("cluster.router: session needs a workload with sessions (turns, users or a trace with them)")
-    static = requests.after is None and (k == 1 or (spec.router.policy in STATIC_POLICIES and not max_concurrency))
-    if static:
-        fleet.knobs["max_concurrency"] = max_concurrency
-        replica = 0 if k == 1 else assign(spec.router.policy, weights, n, seed)
-        columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, max_tokens)
+    policy = spec.router.policy
+    alone = k == 1 or (policy in STATIC_POLICIES and not clients.max_concurrency)
+    if alone and requests.after is None and not (clients.timeout or spec.interacts):
+        fleet.knobs["max_concurrency"] = clients.max_concurrency
+        weights = np.array([site.weight for site in sites])
+        replica = 0 if k == 1 else assign(policy, weights, n, seed)
+        columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
         fleet.submit(replica, *columns, names=own_text(requests.request_id), segments=requests.segments)
         interrupted = _advance(fleet, last, progress)
-    else:
-        from .front import Front  # simpy is for runs that need it
+        end = float(fleet.replicas["now"].max())
+        route = {"policy": policy if k > 1 else None}
+        return Served(fleet.requests, np.arange(n), np.full(k, end), end, route, 0, interrupted)
 
-        front = Front(spec, fleet, weights, requests, max_tokens, seed, max_concurrency)
-        interrupted = _play(front, last, progress)
-    records = fleet.requests
-    if not static:
-        records = records.copy()
-        records["arrival"] = front.arrived
-    end = float(fleet.replicas["now"].max())
-    return Served(records, np.arange(n), np.full(k, end), route, interrupted)
+    from .autoscaler import Autoscaler  # simpy is for runs that need it
+    from .front import Front
+    from .handover import HandOver
+
+    front = (HandOver if spec.prefill else Front)(spec, fleet, sites, requests, clients, seed)
+    scaler = Autoscaler(spec.autoscaler, front) if spec.autoscaler else None
+    if scaler:
+        front.clock.process(scaler.run())
+    interrupted = _play(front, last, progress)
+    end = max(float(fleet.replicas["now"].max()), front.end)
+    route = front.route(end) | ({"autoscaler": scaler.figures()} if scaler else {})
+    return Served(
+        front.records(),
+        np.array(front.row),
+        front.seconds_available(end),
+        end,
+        route,
+        front.retries,
+        interrupted,
+        front.columns(),
+    )
 
 
 def _advance(fleet: Fleet, last_arrival: float, progress: Progress | None) -> bool:

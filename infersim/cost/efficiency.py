@@ -221,6 +221,8 @@ def _nearest(figures: dict, hardware: Hardware) -> str:
 
 def launch(hardware: Hardware) -> Launch:
     """Launch times of this device, or of the nearest that was measured."""
+    if hardware.launch is not None:
+        return Launch(hardware.launch.graph, hardware.launch.eager, hardware.launch.source)
     return LAUNCH[_nearest(LAUNCH, hardware)]
 
 

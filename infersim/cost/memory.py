@@ -119,7 +119,9 @@ def _longest(
         memory = _waterfall(model, hardware, precision, parallelism, changed)
         return bool(_does_not_fit(model, hardware, changed, memory))
 
-    return bisect_left(range(1, engine.max_model_len + 1), True, key=too_long)
+    if not too_long(engine.max_model_len):
+        return engine.max_model_len
+    return bisect_left(range(1, engine.max_model_len), True, key=too_long)
 
 
 def _waterfall(
@@ -148,14 +150,18 @@ def _stage(
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     left = usable - weights - overhead - sum(activations.values()) - graphs
 
-    layers = [rank_layer(layer, parallelism).attention for layer in model.layers[first:last]]
+    layers: Counter[Attention] = Counter()
+    for layer, count in Counter(model.layers[first:last]).items():
+        layers[rank_layer(layer, parallelism).attention] += count
     width = BYTES[precision.kv_cache]
-    kinds = Counter(_kept(attention) for attention in layers)
+    kinds: Counter[int] = Counter()
+    for attention, count in layers.items():
+        kinds[_kept(attention)] += count
     layers_per_table = min(kinds.values())  # kv_cache_utils: one size for all, the smallest kind decides
     groups = tuple(KVGroup(window, -(-count // layers_per_table)) for window, count in kinds.items())
-    bytes_of = [a.kv_elements_per_token * width / parallelism.context + a.index_bytes_per_token for a in layers]
+    bytes_of = {a: a.kv_elements_per_token * width / parallelism.context + a.index_bytes_per_token for a in layers}
     state = max(attention.state_bytes(BYTES[precision.activations]) for attention in layers)
-    token_bytes = max(bytes_of)
+    token_bytes = max(bytes_of.values())
     # a state takes one block of its layer: attention's blocks are made large enough (vLLM, HybridAttentionMambaModel)
     block_size = engine.block_size
     if state and token_bytes:
@@ -174,8 +180,8 @@ def _stage(
         block_size=block_size,
         block_bytes=block_bytes,
         num_gpu_blocks=blocks,
-        kv_bytes_per_token=sum(bytes_of),
-        state_bytes=sum(attention.state_bytes(BYTES[precision.activations]) for attention in layers),
+        kv_bytes_per_token=sum(bytes_of[attention] * count for attention, count in layers.items()),
+        state_bytes=sum(a.state_bytes(BYTES[precision.activations]) * count for a, count in layers.items()),
         kv_groups=groups,
         layers_per_table=layers_per_table,
         max_concurrency=blocks / _blocks_of_longest(groups, block_size, engine),

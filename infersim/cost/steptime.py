@@ -16,6 +16,7 @@ from infersim.spec.precision import Precision
 from .correction import exp2
 from .efficiency import efficiency, launch
 from .laws import attention_coordinates, smooth_max
+from .mixed import add_mixed
 from .operator import Operator
 from .operators import forward_pass
 from .roofline import PAIRS, Rate, add_time, attention_law, rate, zero_split
@@ -99,6 +100,7 @@ def sum_operators(
     if shared is not None:
         shared[0] = 0.0
     attention = np.array(list(rows.values()), ATTENTION_PRICE)
+    add_mixed(attention, model, hardware, precision, parallelism)
     share = slowest_stage(model, parallelism, linear, head, engine)
     return StepCost(linear, head, attention, issue_share=share, shared=shared)
 

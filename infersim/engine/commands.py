@@ -4,7 +4,7 @@ from .blocks import free_table, identify, look_up, take_until
 from .njit import compiled
 from .replica import count_outstanding, drop_finished, send
 from .scheduler import allocate, free, remove, share_hits
-from .state import ABORTED, COMPLETED, PENDING, RESERVED_PER_SEQUENCE, RUNNING, WAITING
+from .state import ABORTED, COMPLETED, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
 @compiled
@@ -29,7 +29,7 @@ def abort(a, q, time):
     before = request.status
     if before == WAITING:
         remove(a.requests, scheduler, q)
-    elif before == PENDING and request.num_blocks > 0:
+    if before != RUNNING and request.num_blocks > 0:
         replica.num_reserved -= 1
     request.status = ABORTED
     if before == RUNNING:
@@ -44,7 +44,8 @@ def abort(a, q, time):
 
 @compiled
 def reserve(a, q):
-    """Take the blocks of request q's whole prompt before it is sent: its KV comes from elsewhere. False without room.
+    """Take the blocks of request q's whole prompt before it is sent: its KV comes from elsewhere. 0 without room, else
+    one more than the blocks that are not in the prefix cache.
 
     As vLLM's KV connectors do (WAITING_FOR_REMOTE_KVS): of the prompt only the last token is then computed here.
     """
@@ -53,11 +54,12 @@ def reserve(a, q):
     knobs, replica = a.knobs[r], a.replicas[r]
     rank = r * a.call[0].ranks + request.rank
     scheduler, blocks, tables = a.schedulers[rank], a.blocks[rank], a.tables[rank]
+    hit = 0
     watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
     if scheduler.identified < 0:
         identify(a.requests, knobs, scheduler, blocks, tables, a.segments, -1, -1)
     if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
-        return False
+        return 0
     request.num_computed_tokens = request.prompt_tokens - 1
     if scheduler.identified:
         hit = look_up(request, knobs, scheduler, blocks, a.segments, tables[free_table(scheduler)])
@@ -71,9 +73,9 @@ def reserve(a, q):
         fits = allocate(request, scheduler, knobs, request.prompt_tokens, watermark)
     if not fits:
         request.num_computed_tokens = 0
-        return False
+        return 0
     replica.num_reserved += 1
-    return True
+    return 1 + request.num_blocks - scheduler.num_tables * hit
 
 
 @compiled

@@ -34,6 +34,15 @@ def make_knobs(**values) -> np.void:
     return knobs[()]
 
 
+def _scaled(attention: np.ndarray, factor: float) -> np.ndarray:
+    """state.ATTENTION_PRICE rows with every time multiplied."""
+    scaled = attention.copy()
+    for name in scaled.dtype.names:
+        if name != "window" and not name.endswith("softness"):
+            scaled[name] *= factor
+    return scaled
+
+
 class Fleet:
     """Replicas that are advanced together; the only holder of running state.
 
@@ -79,7 +88,7 @@ class Fleet:
         self.gaps = np.zeros(0, "f4")
         self.gap_offset = np.zeros(0, "i8")
         self.num_requests = 0
-        self.aborted: dict[int, float] = {}
+        self.aborted_time = 0.0  # request-seconds of requests that were sent and aborted
         self._requests = np.zeros(0, state.REQUEST)
         self._moved()
 
@@ -230,6 +239,14 @@ class Fleet:
         self._moved()
         return first
 
+    def add_like(self, row: int) -> int:
+        """Another request like one that was added, to be sent on its own; returns its row."""
+        like = self._requests[row]
+        new = self.add(like["prompt_tokens"], like["output_tokens"], like["max_tokens"], 1)
+        for name in ("hold", "name", "first_segment", "num_segments"):
+            self._requests[name][new] = self._requests[name][row]
+        return new
+
     def send(self, row: int, replica: int, arrival: float) -> None:
         """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
         self._arrival[row] = arrival
@@ -257,39 +274,65 @@ class Fleet:
     def abort(self, row: int, time: float) -> bool:
         """End a request at `time`, to which the fleet has been advanced; False if it had ended before."""
         if self._command(state.ABORT, row, time):
-            self.aborted[row] = time
+            if self._requests["sent"][row] >= 0:
+                self.aborted_time += time - float(self._requests["sent"][row])
             return True
         return False
 
-    def reserve(self, row: int, replica: int, time: float) -> bool:
-        """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere; False without room."""
+    def reserve(self, row: int, replica: int, time: float) -> int:
+        """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere.
+
+        Returns how many blocks have to come, which are those that the replica's prefix cache has not; -1 without room.
+        """
         self._replica[row] = replica
         self._requests["rank"][row] = self._turns(replica, 1)[0]
-        return self._command(state.RESERVE, row, time)
+        return self._command(state.RESERVE, row, time) - 1
 
     def release(self, row: int, time: float) -> None:
         """Free the blocks that a completed request kept because its `hold` was set."""
         self._command(state.RELEASE, row, time)
 
     def fail(self, replica: int, time: float) -> list[int]:
-        """The replica dies and forgets everything: its requests are aborted (returned), steps in flight vanish."""
+        """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish.
+
+        Returns the rows of those requests.
+        """
         r = self.requests
         mine = r["replica"] == replica
-        for row in np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist():
+        held = np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist()
+        for row in held:
             self.release(row, time)
         alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
-        ended = [row for row in alive if self.abort(row, time)]
+        ended = held + [row for row in alive if self.abort(row, time)]
+        ranks = int(self.call["ranks"][0])
+        mine = slice(replica * ranks, (replica + 1) * ranks)
+        self.blocks[mine] = 0  # the prefix cache
+        self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
         row["in_flight"] = row["blocked"] = 0
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
         return ended
 
-    def _command(self, command: int, row: int, time: float) -> bool:
+    def slow_down(self, replica: int, cost: StepCost, factor: float) -> None:
+        """From now on the replica's steps take `factor` times the seconds of `cost`, its own one."""
+        tables = [table * factor for table in (cost.linear, cost.head, cost.shared) if table is not None]
+        starts = len(self.table) + np.cumsum([0, *map(len, tables)])
+        for name, start in zip(("linear", "head", "shared"), starts[:-1], strict=False):
+            self.prices[name][replica] = start
+        parts = np.concatenate(tables)
+        self.table = np.concatenate([self.table, parts.sum(axis=1)])
+        self.busy_by_resource = np.concatenate([self.busy_by_resource, parts * cost.issue_share])
+        self.steps_priced = np.concatenate([self.steps_priced, np.zeros(len(parts), "i8")])
+        self.attention[replica, : len(cost.attention)] = _scaled(cost.attention, factor)
+        self.call["table_size"] = len(self.table)
+        self._moved()
+
+    def _command(self, command: int, row: int, time: float) -> int:
         call = self.call[0]
         call["command"], call["subject"], call["until"], call["event_mask"] = command, row, time, 0
         self._entry(*self._addresses)
         call["command"] = state.ADVANCE
-        return bool(call["done"])
+        return int(call["done"])
 
     def _moved(self) -> None:
         """Note where the arrays are: looking it up costs more than a step."""

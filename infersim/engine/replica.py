@@ -97,7 +97,6 @@ def join(requests, replica, schedulers, knobs):
             replica.pending_tail = -1
         if request.status == WAITING:
             if request.num_blocks > 0:  # its KV has come from elsewhere: vLLM puts it first
-                replica.num_reserved -= 1
                 push_front(requests, schedulers[request.rank], q)
             else:
                 push_back(requests, schedulers[request.rank], q)
@@ -149,6 +148,10 @@ def attention_time(sums, attention, num_kinds, split):
     for kind in range(num_kinds):
         row = attention[kind]
         s = sums[kind]
+        if s.num_decodes > 0 and s.prefill_tokens > 0:
+            mixed = min(row.mixed_kv + row.mixed_growth * s.decode_keys, row.mixed_limit) * s.decode_keys
+            split[KV] += mixed
+            total += mixed
         if s.num_decodes > 0:
             c = correction(row.decode_axes, row.decode_grid, s.num_decodes, s.decode_keys / s.num_decodes)
             kv = c * row.decode_kv * s.decode_keys
@@ -350,6 +353,7 @@ def start_step(a, r):
     observe(a, r)
     slot = (replica.oldest_step + replica.in_flight) % knobs.steps_in_flight
     replica.blocked = 0
+    num_preemptions = replica.num_preemptions
     tokens = 0
     sequences = 0
     for rank in range(first, first + call.ranks):
@@ -362,8 +366,10 @@ def start_step(a, r):
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
-        if replica.in_flight == 0 and is_empty(a.schedulers, first, call.ranks):
-            return True
+        if replica.in_flight == 0 and (
+            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions
+        ):
+            return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1
         return replica.in_flight > 0 or replica.num_reserved > 0
     latency = price_step(a, r)

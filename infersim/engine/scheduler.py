@@ -46,6 +46,29 @@ def push_front(requests, scheduler, q):
 
 
 @compiled
+def put_back(requests, scheduler, q):
+    """Prepend the preempted request q, but behind those whose KV came from elsewhere.
+
+    They hold blocks: if it went before them, it might never have enough, and they never run.
+    """
+    before = -1
+    after = scheduler.waiting_head
+    while after >= 0 and requests[after].num_blocks > 0:
+        before = after
+        after = requests[after].next
+    if before < 0:
+        push_front(requests, scheduler, q)
+    elif after < 0:
+        push_back(requests, scheduler, q)
+    else:
+        requests[q].prev = before
+        requests[q].next = after
+        requests[before].next = q
+        requests[after].prev = q
+        scheduler.num_waiting += 1
+
+
+@compiled
 def remove(requests, scheduler, q):
     """Take request q out of the waiting queue."""
     before, after = requests[q].prev, requests[q].next
@@ -259,7 +282,7 @@ def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, s
     request.num_preemptions += 1
     replica.num_preemptions += 1
     free(request, scheduler, blocks, tables)
-    push_front(requests, scheduler, victim)
+    put_back(requests, scheduler, victim)
     return victim
 
 
@@ -335,14 +358,19 @@ def schedule(
         while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
             request = requests[q]
             after = request.next
-            if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
+            arrived = request.num_blocks > 0  # its KV came from elsewhere
+            if (
+                knobs.enable_prefix_caching
+                and not arrived
+                and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
+            ):
                 break  # rows of block tables are left for what runs
             if request.last_step >= replica.num_steps - replica.in_flight:
                 q = after  # preempted, and a step with it is still to come back
                 continue
             num_tokens = request.prompt_tokens + request.num_output_tokens
             watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
-            computed = request.num_computed_tokens  # its KV came from elsewhere
+            computed = request.num_computed_tokens
             looked_up = scheduler.identified and request.table < 0
             if looked_up:
                 computed = cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, num_tokens, watermark)
@@ -375,6 +403,8 @@ def schedule(
                 elif not allocate(request, scheduler, knobs, computed + n, watermark):
                     break
             remove(requests, scheduler, q)
+            if arrived:
+                replica.num_reserved -= 1
             request.status = RUNNING
             running[scheduler.num_running] = q
             scheduler.num_running += 1

@@ -13,11 +13,13 @@ WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(
 
 # --- request status ---------------------------------------------------------------------------------------------------
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
+TIMED_OUT, LOST = 6, 7  # of a record only: a request whose every attempt was aborted, by its client or by a failure
 # why a request was rejected
-PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN = 1, 2
+PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL = 1, 2, 3
 REJECTION_REASONS = {
     PROMPT_TOO_LONG: "prompt does not fit max_model_len",
     OVER_MAX_MODEL_LEN: "prompt + max_tokens exceeds max_model_len",
+    QUEUE_FULL: "the front door's queue was full",
 }
 
 # --- ITL histogram: each power of two is cut into 128 equal bins, read off a float's bits; a bin's centre is within
@@ -103,6 +105,7 @@ CORRECTION = (7, 7)
 # decode  = (fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)) * correction
 # prefill = (fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + query*tokens + tile*query_tiles,
 #            softness)) * correction
+# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 # correction = exp of what the grid says at (log2 of sequences or tokens, log2 of keys or pairs per one of them), linear
 # between its knots, constant beyond; axes: first knot of the one, knots per unit of it, and the same of the other.
@@ -125,6 +128,9 @@ ATTENTION_PRICE = np.dtype(
         ("prefill_softness", "f8"),
         ("prefill_axes", "f8", (4,)),
         ("prefill_grid", "f8", CORRECTION),
+        ("mixed_kv", "f8"),  # s per visible decode key more if the step also prefills ...
+        ("mixed_growth", "f8"),  # and further s per key for each key that the decodes see ...
+        ("mixed_limit", "f8"),  # up to so many s per key
     ],
     align=True,
 )
@@ -167,7 +173,7 @@ REPLICA = np.dtype(
         ("in_flight", "i4"),
         ("oldest_step", "i4"),  # ring index of the oldest step in flight
         ("blocked", "i4"),  # the schedule at `now` came out empty: wait for a completion, or for something to change
-        ("num_reserved", "i4"),  # requests that hold blocks outside the scheduler: before they are sent, or held
+        ("num_reserved", "i4"),  # requests that hold blocks and do not run: before they are admitted, or held
         ("pending_head", "i4"),  # requests in order of arrival: visible later ...
         ("unsent_head", "i4"),  # ... and from here on not yet sent by the client
         ("pending_tail", "i4"),
@@ -252,7 +258,7 @@ CALL = np.dtype(
     [
         ("command", "i8"),
         ("subject", "i8"),  # the request that the command is about
-        ("done", "i8"),  # whether the command could be carried out
+        ("done", "i8"),  # 0 if the command could not be carried out
         ("until", "f8"),
         ("num_replicas", "i8"),
         ("num_leaves", "i8"),  # the power of two that is no less

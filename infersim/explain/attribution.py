@@ -56,7 +56,7 @@ def divide_product(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, 
     """
     x, y = math.prod(a.values()), math.prod(b.values())
     flipped = [name for name in a if a[name] * b[name] <= 0 and a[name] != b[name]]
-    if flipped or x == y:
+    if flipped or x == 0:
         return {name: (y - x) / len(flipped) if name in flipped else 0.0 for name in a}
     mean = math.copysign(log_mean(abs(x), abs(y)), x)
     return {name: mean * math.log(b[name] / a[name]) for name in a}
@@ -115,7 +115,7 @@ def latency_terms(result: Result) -> Terms:
     }
     seconds, moved = work.decode_step()
     step = math.fsum(seconds.values())
-    mean_step = dict(zip(RESOURCES, (result.time_by_resource / result.num_steps).tolist(), strict=True))
+    mean_step = work.mean_step()
     excess = {name: mean_step[name] - seconds[name] for name in RESOURCES}
     if math.fsum(excess.values()) < LEAST_EXCESS * step:
         excess = seconds if step > 0 else mean_step

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.cost.steptime import compile_step_cost
+from infersim.engine.price import StepCost
 from infersim.engine.state import COMPLETED, HOST, QUERY_TILE, RESOURCES
 from infersim.metrics.result import Result
 from infersim.models.architecture import Model
@@ -37,6 +39,11 @@ class Work:
         return forward_pass(self.model, scenario.hardware, scenario.precision, scenario.parallelism)
 
     @cached_property
+    def _cost(self) -> StepCost:
+        scenario, engine = self.result.scenario, self.result.engine
+        return compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+
+    @cached_property
     def _served(self) -> tuple[np.ndarray, np.ndarray]:
         """i8[n], i8[n]: prompt tokens, and output tokens so far, of the requests that had a first token."""
         r = self.result.requests[self.result.requests["num_output_tokens"] > 0]
@@ -52,15 +59,8 @@ class Work:
         return self.output_tokens - len(self._served[1])
 
     def decode_keys(self, window: int = 0) -> float:
-        """Keys that all decode tokens saw: the sum of min(context, window) over them, below 0 of those of a chunk."""
-        prompt, output = self._served
-        steps = output - 1
-        if window < 0:
-            return float((_chunked(prompt + output, -window) - _chunked(prompt + 1, -window)).sum())
-        if not window:
-            return float((steps * prompt + steps * (steps + 1) // 2).sum())
-        inside = np.clip(window - prompt, 0, steps)
-        return float((inside * prompt + inside * (inside + 1) // 2 + (steps - inside) * window).sum())
+        """Keys that all decode tokens saw."""
+        return float(decode_keys(*self._served, window).sum())
 
     def sums(self, window: int = 0) -> Sums:
         """The sums of all steps of the run as layers of this window see them."""
@@ -120,6 +120,18 @@ class Work:
                 seconds += flops / peak_flops(hardware, operator)
         return seconds / busy if busy else None
 
+    def facts(self) -> dict[str, Any]:
+        """Steps, bytes and shares of the peaks, JSON-ready."""
+        steps = self.result.num_steps
+        return {
+            "steps_per_output_token": steps / self.output_tokens if self.output_tokens else None,
+            "mean_step_ms": self.result.busy_time / steps * 1e3 if steps else None,
+            "decode_batch": self.decode_batch,
+            "bytes_per_step": {kind: size / steps for kind, size in self.bytes_by_kind.items()} if steps else None,
+            "bandwidth_share": self.bandwidth_share,
+            "compute_share": self.compute_share,
+        }
+
     @property
     def decode_batch(self) -> float:
         """Sequences that a step decodes, on average."""
@@ -130,11 +142,11 @@ class Work:
 
         The host's part is what was exposed on average in the run.
         """
-        scenario, engine, batch = self.result.scenario, self.result.engine, self.decode_batch
+        batch = self.decode_batch
         seconds = dict.fromkeys(RESOURCES, 0.0)
         if not self.decodes:
             return seconds, dict.fromkeys(KINDS, 0.0)
-        cost = compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        cost = self._cost
         split = _between(cost.linear, batch) + _between(cost.head, batch)
         if cost.shared is not None:
             split += _between(cost.shared, batch)
@@ -150,6 +162,13 @@ class Work:
             split[RESOURCES.index("launch")] += float(row["decode_fixed"])
         split[HOST] += self.result.time_by_resource[HOST] / self.result.num_steps
         return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_bytes(batch)
+
+    def mean_step(self) -> dict[str, float]:
+        """Seconds by resource of the run's mean step, from its start to its tokens: through all pipeline stages."""
+        mean = self.result.time_by_resource / self.result.num_steps
+        through = np.full(len(RESOURCES), 1 / self._cost.issue_share)
+        through[HOST] = 1.0
+        return dict(zip(RESOURCES, (mean * through).tolist(), strict=True))
 
     def _decode_bytes(self, batch: float) -> dict[str, float]:
         moved = dict.fromkeys(KINDS, 0.0)
@@ -171,6 +190,18 @@ class Work:
         came = r[(r["status"] == COMPLETED) & (r["scheduled"] >= 0)]
         admission = float((came["scheduled"] - came["sent"] - self.result.engine.host_request_time).sum())
         return max(0.0, self.result.waiting_time - admission)
+
+
+def decode_keys(prompt: np.ndarray, output: np.ndarray, window: int = 0) -> np.ndarray:
+    """Keys that the decode tokens of each request see, all together: the sum of min(context, window) over its tokens
+    but the first; with a window below 0 the keys of its own chunk of so many; 0: all."""
+    steps = output - 1
+    if window < 0:
+        return _chunked(prompt + output, -window) - _chunked(prompt + 1, -window)
+    if not window:
+        return steps * prompt + steps * (steps + 1) // 2
+    inside = np.clip(window - prompt, 0, steps)
+    return inside * prompt + inside * (inside + 1) // 2 + (steps - inside) * window
 
 
 def _chunked(end: np.ndarray, chunk: int) -> np.ndarray:

@@ -69,9 +69,7 @@ def _sums(result: Result) -> Iterator[str]:
     visits = result.replicas.visits
     done = visits[visits["status"] == COMPLETED]
     sojourns = float((done["last_token"] - done["sent"]).sum())
-    sojourns += sum(
-        time - visits["sent"][row] for row, time in result.replicas.aborted.items() if visits["sent"][row] >= 0
-    )
+    sojourns += result.replicas.aborted_time
     if _differ(sojourns, result.outstanding_time):
         yield f"Little's law: sojourns add up to {sojourns} s, the integral of requests is {result.outstanding_time} s"
 

@@ -11,7 +11,7 @@ end, over the requests sent after it.
 
 import numpy as np
 
-from infersim.engine.state import REJECTED, histogram_centres
+from infersim.engine.state import COMPLETED, LOST, REJECTED, TIMED_OUT, histogram_centres
 
 from .result import Result
 
@@ -23,17 +23,17 @@ HISTOGRAM_CENTRES = histogram_centres()
 
 def count(result: Result) -> dict[str, int]:
     """Every request submitted is in exactly one of the next five."""
-    completed = int(result.completed.sum())
-    rejected = int((result.requests["status"] == REJECTED).sum())
+    status = result.requests["status"]
+    ends = {
+        name: int((status == code).sum())
+        for name, code in (("completed", COMPLETED), ("rejected", REJECTED), ("timed_out", TIMED_OUT), ("lost", LOST))
+    }
     return {
         "submitted": len(result.requests),
-        "completed": completed,
-        "rejected": rejected,
-        "timed_out": 0,
-        "lost": 0,
-        "unfinished": len(result.requests) - completed - rejected,
-        "preemptions": int(result.requests["num_preemptions"].sum()),
-        "retries": 0,
+        **ends,
+        "unfinished": len(result.requests) - sum(ends.values()),
+        "preemptions": int(result.replicas.rows["num_preemptions"].sum()),
+        "retries": result.retries,
     }
 
 
@@ -73,6 +73,33 @@ def measure(result: Result) -> dict[str, float | None]:
         for name, value in zip(PERCENTILES, _itl_percentiles(result), strict=True):
             metrics[f"{name}_itl_ms"] = float(value) * 1e3
     return metrics
+
+
+def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarray]:
+    """The quantiles of each metric (ms) at the shares f8[n] in [0, 1]; a metric without values is left out."""
+    done = result.requests[result.measured]
+    many = done[done["num_output_tokens"] > 1]
+    values = {
+        "ttft": done["first_token"] - done["sent"],
+        "tpot": (many["last_token"] - many["first_token"]) / np.maximum(many["num_output_tokens"] - 1, 1),
+        "e2el": done["last_token"] - done["sent"],
+    }
+    found = {name: np.quantile(column, shares) * 1e3 for name, column in values.items() if len(column)}
+    if result.itl_histogram.any():
+        found["itl"] = histogram_percentiles(result.itl_histogram, (shares * 100).tolist()) * 1e3
+    return found
+
+
+def attainment(result: Result) -> dict[str, float]:
+    """The share of the measured requests that is within each limit of one request (`ttft`, `tpot`, `e2el`)."""
+    done = result.requests[result.measured]
+    values = {
+        "ttft": done["first_token"] - done["sent"],
+        "tpot": (done["last_token"] - done["first_token"]) / np.maximum(done["num_output_tokens"] - 1, 1),
+        "e2el": done["last_token"] - done["sent"],
+    }
+    limits = result.scenario.slo.request_limits
+    return {name: float((values[name] <= limit).mean()) for name, limit in limits.items()} if len(done) else {}
 
 
 def _itl_percentiles(result: Result) -> np.ndarray:

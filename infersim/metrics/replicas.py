@@ -24,8 +24,8 @@ class Replicas:
     """f8[R]: seconds that each was there"""
     visits: np.ndarray
     """engine.state.REQUEST[m]: a request that is sent again, or handed over, pays several visits"""
-    aborted: dict[int, float]
-    """when visits were aborted, s"""
+    aborted_time: float
+    """request-seconds of visits that were aborted"""
 
     def figures(self) -> list[dict[str, Any]]:
         """One JSON-ready mapping per replica."""

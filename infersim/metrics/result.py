@@ -1,11 +1,11 @@
 """What one run leaves behind: a record per request, the engine's own sums, and what they rest on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infersim.engine.state import COMPLETED, REJECTED, REJECTION_REASONS
+from infersim.engine.state import COMPLETED, LOST, REJECTED, REJECTION_REASONS, TIMED_OUT
 
 from .replicas import Replicas
 
@@ -61,6 +61,10 @@ class Result:
     replicas: Replicas
     route: dict[str, Any]
     """how requests found their replica, JSON-ready"""
+    retries: int = 0
+    """attempts of clients beyond the first"""
+    route_columns: dict[str, np.ndarray] = field(default_factory=dict)
+    """what the cluster has to say of each request: attempts, hand-over"""
     tenant: np.ndarray | None = None
     """i2[n]: the tenant of each request, by its place in the workload"""
     notes: tuple[str, ...] = ()
@@ -88,7 +92,8 @@ class Result:
         r = self.requests
         reasons = np.array(["", *REJECTION_REASONS.values()])  # reasons are numbered from 1
         status = np.full(len(r), "unfinished")
-        status[r["status"] == COMPLETED], status[r["status"] == REJECTED] = "completed", "rejected"
+        for code, name in ((COMPLETED, "completed"), (REJECTED, "rejected"), (TIMED_OUT, "timed_out"), (LOST, "lost")):
+            status[r["status"] == code] = name
 
         def time(name: str) -> np.ndarray:
             return np.where(r[name] >= 0, r[name], np.nan)
@@ -109,6 +114,7 @@ class Result:
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
             **({} if self.tenant is None else {"tenant": np.array(list(self.scenario.workload.tenants))[self.tenant]}),
+            **self.route_columns,
             "ttft_ms": (first - sent) * 1e3,
             "tpot_ms": (last - first) * done * 1e3 / np.where(outputs > 1, outputs - 1, np.nan),
             "e2el_ms": (last - sent) * done * 1e3,

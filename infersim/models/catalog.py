@@ -42,6 +42,11 @@ def load_model(name_or_path: str | Path) -> Model:
     name = index.get("".join(words)) or index.get("".join(plain))
     if name is None:
         raise InputError(f"model {short(given)}: not in the catalogue{_hint('-'.join(plain))}")
+    return _model(name)
+
+
+@functools.cache
+def _model(name: str) -> Model:
     return model_from_config(_entries()[name], name, f"catalogue: {name}")
 
 

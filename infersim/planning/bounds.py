@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from infersim.cost.floors import floor_itl, floor_ttft
+from infersim.cost.floors import NO_PREFILL, floor_itl, floor_ttft
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.deployment import Deployment, deployment_of
+from infersim.explain.work import decode_keys
 from infersim.spec.scenario import Scenario
 from infersim.workload.build import build_requests
 
@@ -64,26 +65,31 @@ def _latency(scenario: Scenario, deployment: Deployment, prompts: np.ndarray, ou
 
 
 def _rate(deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> float:
-    """1 / the GPU time that a request takes at least.
+    """Pipeline stages times data-parallel ranks, over the time that a request takes one of them at least.
 
-    FLOPs at peak; or bytes at peak bandwidth: its keys once per token, and its share of the weights, which are read
-    once per step: a step holds at most max_num_seqs sequences, and keys of at most what the KV cache holds.
+    That time is its FLOPs at peak, or its bytes at peak bandwidth: its keys once per token, and its share of the
+    weights that every step reads: a step holds at most max_num_seqs sequences, and keys of at most what the KV cache
+    holds. Experts count no bytes, since a step may touch few.
     """
-    hardware, engine, memory = deployment.hardware, deployment.engine, deployment.memory
-    operators = forward_pass(deployment.model, hardware, deployment.precision, deployment.parallelism)
-    tokens = float((prompts + outputs - 1).mean())
+    hardware, engine, memory, parallelism = (
+        deployment.hardware,
+        deployment.engine,
+        deployment.memory,
+        deployment.parallelism,
+    )
     decodes = float((outputs - 1).mean())
-    keys = float(((outputs - 1) * prompts + (outputs - 1) * outputs / 2).mean())
+    base = {"step": 0.0, "tokens": float((prompts + outputs - 1).mean()), "sequences": decodes + 1, "decodes": decodes}
     compute = key_bytes = weights = 0.0
-    for op in operators:
-        visible = 1.0 if not op.window else min(1.0, op.window * decodes / max(keys, 1.0))
-        sums = {"step": 0.0, "tokens": tokens, "sequences": decodes + 1, "decodes": decodes,
-                "decode_keys": keys * visible, "prefill_tokens": 0.0, "prefill_keys": 0.0, "prefill_pairs": 0.0,
-                "query_tiles": 0.0}  # fmt: skip
+    for op in forward_pass(deployment.model, hardware, deployment.precision, parallelism):
+        keys = float(decode_keys(prompts, outputs, op.window).mean())
+        sums = op.routed(base | NO_PREFILL | {"decode_keys": keys})
         weights += op.count * op.weights.get("step", 0.0)
-        key_bytes += op.count * op.kv.get("decode_keys", 0.0) * sums["decode_keys"]
+        key_bytes += op.count * op.kv.get("decode_keys", 0.0) * keys
         if op.flops:
-            compute += op.count * float(evaluate(op.flops, op.routed(sums))) / peak_flops(hardware, op)
-    room = memory.num_gpu_blocks * memory.block_size
-    steps = max(decodes / engine.max_num_seqs, keys / room if not any(g.window for g in memory.kv_groups) else 0.0)
-    return 1 / max(compute, (key_bytes + steps * weights) / hardware.memory_bandwidth, 1e-12)
+            compute += op.count * float(evaluate(op.flops, sums)) / peak_flops(hardware, op)
+    steps = decodes / engine.max_num_seqs
+    if not any(group.window for group in memory.kv_groups):
+        room = memory.num_gpu_blocks * memory.block_size
+        steps = max(steps, float(decode_keys(prompts, outputs).mean()) / room)
+    seconds = max(compute, (key_bytes + steps * weights) / hardware.memory_bandwidth, 1e-12)
+    return parallelism.pipeline * parallelism.attention_data / seconds

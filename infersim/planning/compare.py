@@ -84,19 +84,9 @@ def compare(scenarios: Sequence[tuple[str, Scenario]]) -> dict[str, Any]:
 
 
 def _variant(name: str, results: list[Result]) -> dict[str, Any]:
-    work = Work(results[0])
-    steps, outputs = results[0].num_steps, work.output_tokens
-    facts = {
-        "steps_per_output_token": steps / outputs,
-        "mean_step_ms": results[0].busy_time / steps * 1e3,
-        "decode_batch": work.decode_batch,
-        "bytes_per_step": {kind: size / steps for kind, size in work.bytes_by_kind.items()},
-        "bandwidth_share": work.bandwidth_share,
-        "compute_share": work.compute_share,
-    }
     answer = summarize(results)
     cost = cost_of(results[0].scenario, answer["metrics"], answer["explain"]["busy_share"])
-    return {"name": name, "answer": answer, "work": facts, "cost": cost}
+    return {"name": name, "answer": answer, "work": Work(results[0]).facts(), "cost": cost}
 
 
 def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str, Any]:

@@ -48,13 +48,13 @@ class Decision:
         return max(self.limits, key=lambda limit: limit["mean"] / limit["limit"])
 
 
-def deployed(scenario: Scenario, replicas: int, rate: float, seed: int) -> Scenario:
-    """So many replicas at a request rate of the whole, one replication."""
+def deployed(scenario: Scenario, replicas: int, rate: float, seed: int, replications: int = 1) -> Scenario:
+    """So many replicas at a request rate of the whole."""
     return scenario.model_copy(
         update={
             "cluster": scenario.cluster.model_copy(update={"replicas": replicas}),
             "workload": scenario.workload.model_copy(update={"request_rate": rate}),
-            "simulation": scenario.simulation.model_copy(update={"seed": seed, "replications": 1}),
+            "simulation": scenario.simulation.model_copy(update={"seed": seed, "replications": replications}),
         }
     )
 
@@ -67,12 +67,12 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
     InputError if it cannot run.
     """
     runs: list[dict[str, float | None]] = []
-    for replication in range(MOST):
-        result = run(deployed(scenario, replicas, rate, scenario.simulation.seed + replication))[0]
-        if result.interrupted:
+    for count in (1, LEAST - 1, *[1] * (MOST - LEAST)):  # one is enough to see a clear miss
+        results = run(deployed(scenario, replicas, rate, scenario.simulation.seed + len(runs), count))
+        if results[-1].interrupted:
             raise KeyboardInterrupt
-        runs.append(measure(result))
-        saturated = judge(result).state != "stable" or not result.completed.all()
+        runs += [measure(result) for result in results]
+        saturated = any(judge(result).state != "stable" or not result.completed.all() for result in results)
         limits = _limits(scenario, runs, min_goodput_share)
         if saturated or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
             state = "missed"
@@ -89,7 +89,8 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         means = {
             name: fmean(r[name] for r in runs) if all(r[name] is not None for r in runs) else None for name in runs[0]
         }
-        return Decision(state, len(runs), saturated, limits, means, means["request_throughput"] or 0.0, result)
+        completed = means["request_throughput"] or 0.0
+        return Decision(state, len(runs), saturated, limits, means, completed, results[-1])
     raise AssertionError("the last replication decides")
 
 

@@ -38,6 +38,35 @@ def _cell(value: float, form: str) -> str:
     return f"{value:,.0f}" if form == "{:,.4g}" and abs(value) >= 1000 else form.format(value)
 
 
+def device_lines(document: dict[str, Any]) -> list[str]:
+    """The report of `infersim calibrate device`: the error of what was not fitted comes last."""
+    calibration, rejected = document["calibration"], document["rejected"]
+    lines = [
+        f"{document['name']}: {calibration['device']}, driver {calibration['driver']},"
+        f" {calibration['stack']} {calibration['version']}",
+        f"{document['measured']} cases measured, {len(rejected)} rejected or not possible here",
+    ]
+    lines += [f"  {row['name']}: {row['why']}" for row in rejected[:MOST_REJECTED]]
+    if len(rejected) > MOST_REJECTED:
+        lines.append(f"  ... and {len(rejected) - MOST_REJECTED} more in the report")
+    lines += [f"note: {note}" for note in calibration["notes"]]
+    lines.append(f"{'class':24}{'bandwidth':>10}{'FLOP/s':>8}{'fixed us':>10}{'knee':>6}  errors")
+    for key, row in document["efficiency"].items():
+        errors = "; ".join(f"{what} {text}" for what, text in row["errors"].items())
+        numbers = f"{row['bandwidth']:>10.3f}{row['flops']:>8.3f}{row['fixed'] * 1e6:>10.2f}{row['knee']:>6.1f}"
+        lines.append(f"{key:24}{numbers}  {errors}")
+    lines += [f"{what}: {text}" for what, text in calibration["errors"].items() if what != "step, all"]
+    lines += [f"written {file}" for file in document["files"]]
+    lines.append(
+        f"whole model steps, not fitted: {document['step_error']} (steps repeat themselves within"
+        f" {calibration['repeat_spread']:.1%})"
+    )
+    return lines
+
+
+MOST_REJECTED = 12
+
+
 def overheads_lines(document: dict[str, Any]) -> list[str]:
     """The report of `infersim calibrate server`."""
     lines = ["engine:"]

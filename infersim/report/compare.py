@@ -4,6 +4,7 @@ import textwrap
 from typing import Any
 
 from infersim.explain.attribution import NAMES, PHASES
+from infersim.explain.techniques import NEITHER
 
 from .terminal import WIDTH
 
@@ -68,7 +69,8 @@ def _print_difference(letter: str, difference: dict[str, Any]) -> None:
     print(f"\n{letter} against A")
     for technique in difference["techniques"]:
         kind = {True: "exact", False: "approximate", None: "another model"}[technique["exact"]]
-        print(f"  technique  {technique['name']}: {technique['side']}, by {technique['mechanism']}; {kind}")
+        side = f"{technique['side']}, by {technique['mechanism']}; {kind}" if technique["side"] != NEITHER else kind
+        print(f"  technique  {technique['name']}: {side}")
     _print_text("why", difference["why"])
     if difference["break_even"]:
         _print_text("to pay", difference["break_even"])

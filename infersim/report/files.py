@@ -12,7 +12,13 @@ from infersim.metrics.result import Result
 from infersim.spec.errors import InputError
 
 RESULT, REQUESTS, GAPS = "result.json", "requests.csv", "itls.npz"
-OURS = {RESULT, REQUESTS, GAPS}
+EXPORTS = {
+    "vllm-bench": ("vllm-bench.json",),
+    "deployment": ("vllm.sh", "sglang.sh", "trtllm.sh", "bench.sh"),
+    "k8s": ("k8s.yaml",),
+}
+"""what each kind of export writes beside them"""
+OURS = {RESULT, REQUESTS, GAPS}.union(*EXPORTS.values())
 ROWS = 10_000  # of requests.csv formatted at a time
 
 

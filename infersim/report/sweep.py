@@ -27,7 +27,7 @@ COLUMNS = {
 def check_sweep_folder(folder: Path) -> None:
     """InputError if `folder` holds something that no sweep left there, or cannot be made. Makes it."""
     try:
-        (folder / POINTS).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         others = sorted(path.name for path in folder.iterdir() if path.name not in (TABLE, POINTS))
     except OSError as error:
         raise InputError(f"--out {folder}: {error.strerror}; must be a folder that can be made") from None

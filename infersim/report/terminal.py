@@ -39,21 +39,29 @@ def render(document: dict[str, Any], files: list[str]) -> list[Line]:
     return lines + assumed + last
 
 
-def _head(document: dict) -> list[Line]:
-    scenario, counts, verdict = document["scenario"], document["counts"], document["verdict"]
+def title(document: dict) -> str:
+    """What was run, in one line."""
+    scenario = document["scenario"]
     replicas = scenario["cluster"]["replicas"]
-    gpus = _gpus(scenario["parallelism"])
     copies = f" x {replicas} replicas" if replicas > 1 else ""
     model = scenario["model"].rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-    title = f"{model} on {gpus} {scenario['hardware']['name']}{copies}, {document['engine']['preset']}"
-    title += f", {_load(scenario['workload'])}"
-    state = verdict["state"].upper()
-    growth = f", backlog grows by {verdict['backlog_per_s']:.3g} requests/s" if verdict["backlog_per_s"] else ""
-    if document["interrupted"]:
-        state = f"INTERRUPTED, {verdict['state']} so far"
-    mood = "good" if state == "STABLE" else "bad"
-    lines = [("head", title[:WIDTH])]
-    lines += [(mood, line) for line in textwrap.wrap(f"{state}{growth}: {verdict['reason']}", WIDTH)]
+    gpus = f"{_gpus(scenario['parallelism'])} {scenario['hardware']['name']}{copies}"
+    return f"{model} on {gpus}, {document['engine']['preset']}, {_load(scenario['workload'])}"
+
+
+def state(document: dict) -> str:
+    """The verdict in one word, or a few."""
+    verdict = document["verdict"]
+    word = f"INTERRUPTED, {verdict['state']} so far" if document["interrupted"] else verdict["state"].upper()
+    growth = verdict["backlog_per_s"] and not document["interrupted"]
+    return f"{word}, backlog grows by {verdict['backlog_per_s']:.3g} requests/s" if growth else word
+
+
+def _head(document: dict) -> list[Line]:
+    counts, verdict = document["counts"], document["verdict"]
+    mood = "good" if state(document) == "STABLE" else "bad"
+    lines = [("head", title(document)[:WIDTH])]
+    lines += [(mood, line) for line in textwrap.wrap(f"{state(document)}: {verdict['reason']}", WIDTH)]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
     parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
     parts += [f"{counts['preemptions']:,} preemptions"] if counts["preemptions"] else []
@@ -72,7 +80,7 @@ def _load(workload: dict) -> str:
         return "{start_rps:g} to {end_rps:g} requests/s".format(**workload["ramp_up"])
     if workload["request_rate"] == "inf":
         clients = workload["max_concurrency"]
-        return f"{clients} clients in a closed loop" if clients else "all requests at once"
+        return f"{clients:,} client{'s' * (clients > 1)} in a closed loop" if clients else "all requests at once"
     if workload["users"]:
         return f"{workload['users']:,} users"
     if workload["request_rate"]:

@@ -9,7 +9,7 @@ from .engine import Engine
 from .hardware import Hardware
 from .parallelism import Parallelism
 from .precision import Precision
-from .units import Count, CountOrZero, Number, Seconds, Share
+from .units import BytesPerSecond, Count, CountOrZero, Number, Seconds, Share
 
 Replicas = Annotated[Count, Field(le=10_000)]
 
@@ -95,29 +95,156 @@ class Kind(Description):
         return {key: value for key, value in write(self).items() if value is not None}
 
 
+class Pool(Kind):
+    """The replicas that do one half of the work, and the router in front of them."""
+
+    router: RouterOrPolicy = Router(policy="least-outstanding")
+
+
+class Transfer(Description):
+    """The link over which prompts' KV goes from prefill to decode replicas; transfers at one time share it evenly."""
+
+    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    """of the whole link"""
+    latency: Seconds = 0.0
+    """before the first byte"""
+    overlap: Literal["none", "layers"] = "none"
+    """layers: each layer's KV is sent while the next are computed, so that most of it is there when prefill ends"""
+    min_prompt_tokens: CountOrZero = 0
+    """shorter prompts are prefilled where they decode"""
+
+
+class Admission(Description):
+    """The front door holds requests back while every replica has enough of them."""
+
+    max_outstanding: Count
+    """requests in a replica: more wait at the front door, the tenant with the lowest priority number first"""
+    max_queue: CountOrZero | None = None
+    """requests waiting at the front door: of more the least urgent is refused; default: any number"""
+
+
+class Startup(Description):
+    """What a new replica needs before it serves."""
+
+    node: Seconds = 0.0
+    """to get the machine and start the container"""
+    load_bandwidth: Annotated[BytesPerSecond, Field(gt=0)] | None = None
+    """at which weights are read; default: they are there at once"""
+    warmup: Seconds = 0.0
+    """compilation, CUDA graphs"""
+
+
+class Autoscaler(Description):
+    """Starts and stops replicas so that a figure of each stays near its target, as Kubernetes' HPA does:
+    wanted = ceil(ready x figure / target), unless that is within 10 % of what there is."""
+
+    policy: Literal["outstanding", "queue", "kv_usage", "utilization", "ttft", "predictive"] = "outstanding"
+    """figure of one replica: requests in it, requests waiting, share of KV blocks held, share of time busy, mean TTFT
+    (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be ready"""
+    target: Annotated[Number, Field(gt=0)]
+    min: CountOrZero = 1
+    """0: scale to zero when nothing is there to do; a request that arrives then waits for a replica to start"""
+    max: Replicas
+    interval: Annotated[Seconds, Field(ge=0.01)] = 15.0
+    """from one look to the next (HPA's default)"""
+    scale_down_delay: Seconds = 300.0
+    """how long fewer replicas must have been enough (HPA's default)"""
+    startup: Startup = Startup()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min must not be above max (got {self.min} and {self.max})")
+        return self
+
+
+class Failure(Description):
+    """Something breaks at `at`, and is whole again after `duration`."""
+
+    kind: Literal["crash", "slow", "partition"] = "crash"
+    """crash: a replica loses its requests and its memory; slow: its steps take `factor` times as long; partition:
+    nothing goes from prefill to decode"""
+    replica: CountOrZero = 0
+    at: Seconds
+    duration: Annotated[Seconds, Field(gt=0)] | None = None
+    """default: for ever"""
+    factor: Annotated[Number, Field(ge=1, le=1e6)] = 2.0
+
+
 class Cluster(Description):
-    """Copies of the engine, of one kind (`replicas`) or several (`kinds`)."""
+    """Copies of the engine: of one kind (`replicas`), of several (`kinds`), or in pools for `prefill` and `decode`."""
 
     replicas: Replicas = 1
     kinds: Annotated[list[Kind], Field(min_length=1, max_length=100)] | None = None
     """groups of replicas that differ, instead of `replicas`"""
+    prefill: Pool | None = None
+    """replicas that only compute prompts, and hand their KV over"""
+    decode: Pool | None = None
+    """replicas that generate; they are numbered first"""
+    transfer: Transfer | None = None
     router: RouterOrPolicy = Router()
+    admission: Admission | None = None
+    autoscaler: Autoscaler | None = None
+    failures: tuple[Failure, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _counted(cls, data: Any) -> Any:
-        """`replicas` of a description with kinds is their sum; given too (as `resolved` writes it), it must be."""
-        if isinstance(data, dict) and isinstance(data.get("kinds"), list) and data.get("replicas") is None:
-            counts = [kind.get("replicas", 1) for kind in data["kinds"] if isinstance(kind, dict)]
-            if all(isinstance(count, int) for count in counts):
+        """`replicas` of kinds or pools is their sum; given too (as `resolved` writes it), it must be."""
+        if isinstance(data, dict) and data.get("replicas") is None:
+            groups = data.get("kinds") if isinstance(data.get("kinds"), list) else []
+            groups = [*groups, *(data[name] for name in ("decode", "prefill") if data.get(name) is not None)]
+            counts = [group.get("replicas", 1) for group in groups if isinstance(group, dict)]
+            if counts and all(isinstance(count, int) for count in counts):
                 return data | {"replicas": max(sum(counts), 1)}
         return data
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.kinds and (total := sum(kind.replicas for kind in self.kinds)) != self.replicas:
-            raise ValueError(f"kinds have {total} replicas and replicas is {self.replicas}; leave replicas out")
+        groups = self.groups
+        if (total := sum(group.replicas for group in groups)) != self.replicas:
+            name = "kinds" if self.kinds else "prefill and decode"
+            raise ValueError(f"{name} have {total} replicas and replicas is {self.replicas}; leave replicas out")
+        pools = {"prefill": self.prefill, "decode": self.decode, "transfer": self.transfer}
+        missing = [name for name, value in pools.items() if value is None]
+        if 0 < len(missing) < 3:
+            raise ValueError(f"{missing[0]}: missing; prefill, decode and transfer go together")
+        if self.prefill and self.kinds:
+            raise ValueError("kinds: must not be given with prefill and decode, which are kinds themselves")
+        if self.prefill and self.router != Router():
+            raise ValueError("router: each pool has its own; give prefill.router and decode.router")
+        if self.prefill and self.autoscaler:
+            raise ValueError("autoscaler: cannot scale prefill and decode pools yet; remove it or the pools")
+        if self.autoscaler and self.kinds:
+            raise ValueError("autoscaler: needs replicas that are all alike; remove kinds")
+        if self.autoscaler and not self.autoscaler.min <= self.replicas <= self.autoscaler.max:
+            raise ValueError(f"replicas: must lie between autoscaler.min and autoscaler.max (got {self.replicas})")
+        for number, failure in enumerate(self.failures):
+            if failure.kind == "partition" and not self.prefill:
+                raise ValueError(f"failures.{number}: a partition needs prefill and decode pools")
+            if failure.replica >= self.most:
+                raise ValueError(
+                    f"failures.{number}.replica: must be below {self.most}, the replicas are numbered from 0"
+                    f" (got {failure.replica})"
+                )
         return self
+
+    @property
+    def groups(self) -> list[Kind]:
+        """The replicas in the order of their numbers."""
+        if self.prefill and self.decode:
+            return [self.decode, self.prefill]
+        return self.kinds or [Kind(replicas=self.replicas)]
+
+    @property
+    def interacts(self) -> bool:
+        """Whether replicas have to do with one another, whatever the router."""
+        return bool(self.prefill or self.admission or self.autoscaler or self.failures)
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be at one time."""
+        return self.autoscaler.max if self.autoscaler else self.replicas
 
     @model_serializer(mode="wrap")
     def _short(self, write: Any) -> dict:

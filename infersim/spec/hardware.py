@@ -103,6 +103,32 @@ class Price(Description):
         return self
 
 
+class LaunchTime(Description):
+    """Seconds from one small kernel's start to the next one's, both queued: replayed in a graph, or launched."""
+
+    graph: Seconds
+    eager: Seconds
+    source: str
+
+
+class Calibration(Description):
+    """Where a measured profile comes from. Its efficiencies hold for the kernels of one software stack."""
+
+    device: str
+    """as the driver names it"""
+    driver: str
+    stack: Literal["torch", "vllm", "sglang", "trtllm"]
+    version: str
+    """of the stack"""
+    date: str
+    command: str
+    repeat_spread: Number
+    """relative difference between two halves of the measurements of whole model steps"""
+    errors: dict[str, str]
+    """predictions of what was measured and not fitted"""
+    notes: list[str] = Field(default_factory=list)
+
+
 class Hardware(Description):
     """One accelerator. Capacities in bytes, rates per second, FLOP/s dense (datasheets often quote sparse: half it)."""
 
@@ -127,6 +153,9 @@ class Hardware(Description):
     price: Price | None = None
     efficiency: dict[str, OperatorEfficiency] = Field(default_factory=dict)
     """by operator class, or class.dtype: of matrices the format of their weights, else that of the elements"""
+    launch: LaunchTime | None = None
+    """default: published figures of the nearest device"""
+    calibration: Calibration | None = None
     sources: list[str]
     disagreements: str = ""
 

@@ -4,17 +4,19 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from .base import Description
 from .errors import InputError
 from .hardware import load_hardware
-from .parallelism import Parallelism
 from .resources import find, load_yaml
 from .scenario import Scenario, apply_override, build_scenario
 from .units import Count, Share, short
 
 MAX_CANDIDATES = 100_000
+PARALLEL = ("tensor", "pipeline", "attention_data")
 
 
 class Plan(Description):
@@ -23,7 +25,7 @@ class Plan(Description):
     candidates: dict[str, list[Any]]
     """key of a scenario, such as hardware or engine.max_num_seqs -> the values to choose from; parallelism has all
     powers of two up to max_gpus if it is left out"""
-    max_gpus: Count = 8
+    max_gpus: Annotated[Count, Field(le=10_000)] = 8
     """accelerators of the whole deployment at most"""
     objective: Literal["cost", "gpus", "energy", "goodput"] = "cost"
     """what to minimise at the workload's request_rate; goodput: the request rate to maximise instead"""
@@ -61,7 +63,9 @@ def load_plan(name_or_path: str | Path, overrides: Sequence[str] = ()) -> tuple[
         apply_override(data, "workload.max_concurrency=null", where, path)
     scenarios, problems = [], []
     for values in itertools.product(*axes.values()):
-        chosen = {k: profiles.get(v, v) if k == "hardware" else v for k, v in zip(axes, values, strict=True)}
+        chosen = dict(zip(axes, values, strict=True))
+        if isinstance(chosen.get("hardware"), str):
+            chosen["hardware"] = profiles[chosen["hardware"]]
         try:
             scenarios.append(build_scenario(_with(data, chosen, where), where, (), path))
         except InputError as error:
@@ -88,12 +92,8 @@ def _with(data: dict[str, Any], chosen: dict[str, Any], where: str) -> dict[str,
 def parallelisms(max_gpus: int) -> list[dict[str, int]]:
     """Every tensor x pipeline x attention_data of powers of two up to `max_gpus`, fewest GPUs first."""
     powers = [2**i for i in range(max_gpus.bit_length())]
-    found = [
-        {"tensor": tensor, "pipeline": pipeline, "attention_data": data}
-        for tensor, pipeline, data in itertools.product(powers, repeat=3)
-        if tensor * pipeline * data <= max_gpus
-    ]
-    return sorted(found, key=lambda p: Parallelism(**p).num_gpus)
+    found = [sizes for sizes in itertools.product(powers, repeat=3) if math.prod(sizes) <= max_gpus]
+    return [dict(zip(PARALLEL, sizes, strict=True)) for sizes in sorted(found, key=math.prod)]
 
 
 def _check(scenario: Scenario, where: str) -> None:

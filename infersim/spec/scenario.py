@@ -168,6 +168,7 @@ def _load_kinds(cluster: dict, where: str, near_file: Path | None, problems: lis
 
     if isinstance(cluster.get("kinds"), list):
         cluster["kinds"] = [loaded(kind, f"kinds.{i}") for i, kind in enumerate(cluster["kinds"])]
+    cluster |= {name: loaded(cluster[name], name) for name in ("prefill", "decode") if name in cluster}
     return cluster
 
 

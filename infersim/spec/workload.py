@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from .base import Description
-from .units import Count, Number, Seconds, parse_quantity, short
+from .units import Count, CountOrZero, Number, Seconds, parse_quantity, short
 
 Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
@@ -157,6 +157,8 @@ class Tenant(Description):
 
     share: Annotated[Number, Field(gt=0)] = 1.0
     """of the requests, or of the sessions, relative to the other tenants'"""
+    priority: CountOrZero = 0
+    """where the front door holds requests back: lower goes first"""
 
 
 class MaxTokensFactor(Description):
@@ -217,6 +219,13 @@ class Workload(Description):
     tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
     """who sends the requests, by name; sessions stay with theirs"""
 
+    timeout: Annotated[Seconds, Field(gt=0)] | None = None
+    """after which a client gives up waiting for the whole answer; default: never"""
+    retries: CountOrZero = 0
+    """how often a client sends a request again that was refused, lost or not answered in time"""
+    backoff: Seconds = 1.0
+    """before the first time, doubled each time"""
+
     max_concurrency: Count | None = None
     """requests in the system at most: the next is sent when one finishes"""
     max_tokens: MaxTokens | None = None
@@ -230,7 +239,7 @@ class Workload(Description):
             return data
         generated = data.get("trace") is None
         defaults: dict[str, Any] = {"burstiness": 1.0, "time_scale": 1.0, "turns": 1, "think_time": 0.0}
-        defaults["spikes"] = ()
+        defaults |= {"spikes": (), "retries": 0, "backoff": 1.0}
         defaults["max_tokens"] = "output_length" if generated else "max_model_len"
         if generated:
             defaults["num_requests"] = 1000

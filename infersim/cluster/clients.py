@@ -1,0 +1,21 @@
+"""How clients behave."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How clients behave, and what they ask for.
+
+    max_tokens: i4[n]; max_concurrency: requests that they have open at most, 0 for any number; timeout: s, 0 for never;
+    backoff: s before the first of `retries`, doubled each time; priority: i8[n], lower first.
+    """
+
+    max_tokens: np.ndarray
+    max_concurrency: int = 0
+    timeout: float = 0.0
+    retries: int = 0
+    backoff: float = 1.0
+    priority: np.ndarray | None = None

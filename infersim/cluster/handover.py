@@ -1,0 +1,160 @@
+"""Prefill and decode on separate replicas: prompts are computed here, their KV goes over a link, tokens come there.
+
+As vLLM's KV connectors and NIXL do it: the prefill replica generates one token, which is thrown away, and keeps the
+prompt's blocks; the decode replica takes blocks for the whole prompt before anything is sent, and waits if it has none
+(meanwhile the prefill replica's stay taken: back-pressure); when all has arrived it computes the last prompt token
+again, which gives the first output token.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from ..engine.fleet import Fleet
+from ..engine.state import COMPLETED
+from ..spec.cluster import Cluster
+from ..workload.requests import Requests, own_text
+from .clients import Clients
+from .front import Front
+from .link import Link
+from .pool import Pool, Site
+
+
+class HandOver(Front):
+    """A front door to a prefill pool and a decode pool; `pool` is the latter."""
+
+    def __init__(self, spec: Cluster, fleet: Fleet, sites: list[Site], requests: Requests, clients: Clients, seed: int):
+        super().__init__(spec, fleet, sites, requests, clients, seed)
+        n, first = len(requests), spec.decode.replicas
+        self.watched = True
+        self.prefill: Pool = self.make_pool(spec.prefill.router, first, spec.prefill.replicas, spec.prefill.replicas, 0)
+        self.link = Link(self.clock, spec.transfer.bandwidth)
+        columns = (requests.prompt_tokens, 1, 1, n)
+        start = fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
+        fleet.requests["hold"][start:] = 1
+        self.prefill_row = list(range(start, start + n))
+        self.owner |= {row: row - start for row in self.prefill_row}
+        self.short = (requests.prompt_tokens < spec.transfer.min_prompt_tokens).tolist()
+        self.split = np.zeros(n, bool)
+        """bool[n]: whether its last attempt went by a prefill replica"""
+        self.computed = np.full(n, np.nan)
+        """f8[n]: when each prompt was computed"""
+        self.reserved = np.full(n, np.nan)
+        """f8[n]: when there was room for it"""
+        self.received = np.full(n, np.nan)
+        """f8[n]: when its KV had arrived"""
+
+    def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
+        """A prefill replica gets request i, or a decode replica if its prompt is short or no prefill replica lives."""
+        there = self.prefill.allowed()
+        self.split[i] = not (self.short[i] or (there is not None and not there.any()))
+        if not self.split[i]:
+            super().dispatch(i, allowed, time)
+            return
+        if self.fleet.requests["replica"][self.prefill_row[i]] >= 0:
+            self.prefill_row[i] = self.fleet.add_like(self.prefill_row[i])
+            self.owner[self.prefill_row[i]] = i
+        self.fleet.send(self.prefill_row[i], self.prefill.choose(i, there), time)
+
+    def handed_over(self, i: int, row: int, time: float) -> bool:
+        if row == self.prefill_row[i]:
+            self.computed[i] = time
+            self.clock.process(self._hand_over(i, self.token[i], row))
+            return True
+        self._make_room(int(self.fleet.requests["replica"][row]))
+        return False
+
+    def _hand_over(self, i: int, token: int, row: int):
+        clock, transfer, answer = self.clock, self.spec.transfer, self.row[i]
+        allowed = self.pool.allowed()
+        if allowed is not None and not allowed.any():
+            allowed = self.pool.ready()  # what was let in is let through
+            if not allowed.any():
+                self.lose(i, clock.now)
+                return
+        replica = self.pool.choose(i, allowed)
+        blocks = self.fleet.reserve(answer, replica, clock.now)
+        if blocks < 0:
+            room = clock.event()
+            self.pool.reserving.setdefault(replica, deque()).append((i, token, room))
+            blocks = yield room
+        if not self.is_current(i, token):
+            return
+        self.reserved[i] = clock.now
+        if transfer.latency:
+            yield clock.at(clock.now + transfer.latency)
+        yield self.link.transfer(self._bytes(i, row, blocks, replica))
+        if self.is_current(i, token):
+            self.received[i] = clock.now
+            self.fleet.release(row, clock.now)
+            self.fleet.send(answer, replica, clock.now)
+
+    def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
+        """What still has to be sent: all, or with overlap what did not go while the prompt was computed."""
+        size = blocks * self.sites[replica].block_bytes
+        if self.spec.transfer.overlap == "none":
+            return size
+        meanwhile = self.computed[i] - float(self.fleet.requests["scheduled"][row])
+        return max(size / self.sites[replica].num_layers, size - self.link.bandwidth * meanwhile)
+
+    def _make_room(self, replica: int) -> None:
+        """Blocks may have become free: hand-overs that wait for them go on, in order."""
+        queue = self.pool.reserving.get(replica)
+        while queue:
+            i, token, room = queue[0]
+            blocks = self.fleet.reserve(self.row[i], replica, self.clock.now) if self.is_current(i, token) else 0
+            if blocks < 0:
+                return
+            queue.popleft()
+            room.succeed(blocks)
+
+    def withdraw(self, i: int, time: float) -> None:
+        super().withdraw(i, time)
+        row = self.fleet.requests[self.prefill_row[i]]
+        if row["replica"] >= 0:
+            if row["status"] < COMPLETED:
+                self.fleet.abort(self.prefill_row[i], time)
+            elif row["num_blocks"] > 0:
+                self.fleet.release(self.prefill_row[i], time)
+        for replica in range(self.pool.k):
+            self._make_room(replica)
+
+    def cut(self, is_cut: bool) -> None:
+        """The link between the pools breaks, or is whole again."""
+        self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
+
+    def pool_of(self, replica: int) -> Pool:
+        return self.pool if replica < self.prefill.first else self.prefill
+
+    def records(self) -> np.ndarray:
+        records, prefill = super().records(), self.fleet.requests[self.prefill_row]
+        here = self.split
+        for name in ("scheduled", "num_cached_tokens"):
+            records[name][here] = prefill[name][here]
+        records["num_preemptions"][here] += prefill["num_preemptions"][here]
+        return records
+
+    def columns(self) -> dict[str, np.ndarray]:
+        return super().columns() | {
+            "prefill_replica": np.where(self.split, self.fleet.requests["replica"][self.prefill_row], -1),
+            "wait_for_room_ms": (self.reserved - self.computed) * 1e3,
+            "transfer_ms": (self.received - self.reserved) * 1e3,
+        }
+
+    def route(self, end: float) -> dict:
+        def mean(values: np.ndarray) -> float | None:
+            values = values[~np.isnan(values)]
+            return float(values.mean()) * 1e3 if len(values) else None
+
+        return {
+            "policy": self.spec.decode.router.policy,
+            "prefill_policy": self.spec.prefill.router.policy,
+            "handed_over": int((~np.isnan(self.received)).sum()),
+            "transfer_bytes": self.link.bytes,
+            "link_busy_share": self.link.busy / end if end > 0 else None,
+            "mean_wait_for_room_ms": mean(self.reserved - self.computed),
+            "mean_transfer_ms": mean(self.received - self.reserved),
+        }
+
+    def seconds_available(self, end: float) -> np.ndarray:
+        return np.concatenate([pool.seconds_available(end) for pool in (self.pool, self.prefill)])

@@ -1,0 +1,38 @@
+"""What decodes cost more in a step that also prefills.
+
+FlashAttention 2 lets the query heads of a group read their shared keys together, and cuts long sequences up, only in
+steps whose queries are all of one token; beside a longer query every head reads the keys by itself, and the L2 cache
+returns a part: less, the more keys are in flight. FlashAttention 3 and TensorRT-LLM's kernels (Hopper, data-centre
+Blackwell) pack the heads in any step.
+"""
+
+import numpy as np
+
+from infersim.models.architecture import Model
+from infersim.spec.hardware import Hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import BYTES, Precision
+
+from .sharding import rank_layer
+
+# Keys that decodes read beside a prefill over those that they read alone: at few keys, and more per byte of keys and
+# values that a layer's decodes see. From vLLM 0.19's attention of Llama-3.1-8B (4 heads to a group; at least 8 decodes
+# of at least 256 keys): least mean error over chunks of 16, 64, 256 and 1024 tokens; on the other chunks the median
+# error is 9 and 10 %, where adding up prefill and decode errs by 43 and 28 % (casys-kaist/LLMServingSim).
+READING = {"rtx-4090": (1.66, 2.7e-10), "rtx-pro-6000": (1.28, 2.9e-10)}
+LIKE = {"ampere": "rtx-4090", "ampere-ga10x": "rtx-4090", "ada": "rtx-4090", "blackwell-gb202": "rtx-pro-6000"}
+"""generations whose attention is FlashAttention 2, and the device of theirs, or next to theirs, that was measured"""
+
+
+def add_mixed(
+    attention: np.ndarray, model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism
+) -> None:
+    """Fill in what the rows of an ATTENTION_PRICE cost more in mixed steps; at most one reading for each head."""
+    one = rank_layer(model.layers[0], parallelism).attention
+    device = hardware.name if hardware.name in READING else LIKE.get(hardware.generation)
+    if device is None or one.kind in ("mla", "linear") or one.num_heads == one.num_kv_heads:
+        return
+    least, growth = READING[device]
+    attention["mixed_kv"] = attention["decode_kv"] * (least - 1.0)
+    attention["mixed_growth"] = attention["decode_kv"] * growth * one.kv_elements_per_token * BYTES[precision.kv_cache]
+    attention["mixed_limit"] = attention["decode_kv"] * (one.num_heads / one.num_kv_heads - 1.0)

@@ -1,0 +1,40 @@
+"""Where each number of a hardware profile comes from."""
+
+from infersim.cost.efficiency import efficiency, launch
+from infersim.spec.hardware import Hardware
+
+CLASSES = ("gemm", "attention_prefill", "attention_decode", "elementwise", "collective")
+DTYPES = ("bf16", "fp16", "fp8", "int8")
+MATRIX_CLASSES = ("gemm",)
+
+
+def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
+    """A row per number or efficiency: what, value, provenance, errors, source."""
+    sheet = "measured" if hardware.generation == "cpu" else "datasheet"
+    sources = "; ".join(hardware.sources)
+    rows = []
+
+    def add(what: str, value: str, provenance: str, errors: str, source: str) -> None:
+        rows.append({"what": what, "value": value, "provenance": provenance, "errors": errors, "source": source})
+
+    add("memory", f"{hardware.memory_usable / 2**30:.2f} GiB usable", sheet, "", sources)
+    add("bandwidth", f"{hardware.memory_bandwidth / 1e9:,.4g} GB/s", sheet, "", sources)
+    for dtype, flops in hardware.flops.items():
+        add(f"{dtype} peak", f"{flops / 1e12:,.4g} TFLOP/s", sheet, "", sources)
+    for operator in CLASSES:
+        dtypes = [dtype for dtype in DTYPES if dtype in hardware.flops] if operator in MATRIX_CLASSES else ["bf16"]
+        for dtype in dtypes:
+            row = efficiency(hardware, operator, dtype)
+            value = f"bandwidth {row.bandwidth:.3f}, FLOP/s {row.flops:.3f}, fixed {row.fixed * 1e6:.3g} us"
+            errors = row.errors.get("held out") or row.errors.get("fitted") or ""
+            name = f"{operator}.{dtype}" if operator in MATRIX_CLASSES else operator
+            add(name, value, row.provenance, errors, row.source)
+    times = launch(hardware)
+    measured = hardware.launch is not None
+    value = f"{times.graph * 1e6:.3g} us in a graph, {times.eager * 1e6:.3g} us launched"
+    add("launch", value, "measured" if measured else "published", "", times.source)
+    if found := hardware.calibration:
+        value = f"{found.stack} {found.version} on {found.date}, driver {found.driver}"
+        for what, errors in found.errors.items():
+            add(f"prediction of {what}", value, "measured", errors, found.command)
+    return rows

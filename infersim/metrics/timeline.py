@@ -1,0 +1,94 @@
+"""A run over time, from its records."""
+
+from typing import Any
+
+import numpy as np
+
+from .result import Result
+
+POINTS = 240
+
+
+def timeline(result: Result, points: int = POINTS) -> dict[str, Any]:
+    """Columns f8[points] at equal distances over the run: `time` (s, the middle of each interval), the mean of
+    `waiting` and `running` requests in it (a preempted one counts as running), `arrivals`, `completions` and
+    `output_tokens` per second, `kv_usage`, and `preempted`, requests per second that were preempted later, by when they
+    were first scheduled.
+
+    kv_usage is the share of the KV cache that the running requests' tokens take, each growing evenly while it decodes;
+    None if a window frees blocks, since the records do not know them.
+    """
+    r = result.requests
+    sent = np.where(r["sent"] >= 0, r["sent"], np.inf)
+    rejected = (r["scheduled"] < 0) & (r["reason"] > 0)
+    sent = np.where(rejected, np.inf, sent)
+    scheduled = np.where(r["scheduled"] >= 0, r["scheduled"], np.inf)
+    last = np.where(result.completed, r["last_token"], np.inf)
+    begin, end = float(r["arrival"].min()), max(result.end_time, float(r["arrival"].min()) + 1e-9)
+    edges = np.linspace(begin, end, points + 1)
+    width = edges[1] - edges[0]
+    lines: dict[str, Any] = {
+        "time": (edges[1:] + edges[:-1]) / 2,
+        "waiting": _mean_inside(sent, scheduled, edges),
+        "running": _mean_inside(scheduled, last, edges),
+        "arrivals": _per_second(r["arrival"], edges),
+        "completions": _per_second(last[np.isfinite(last)], edges),
+        "preempted": _per_second(scheduled[(r["num_preemptions"] > 0) & np.isfinite(scheduled)], edges),
+        "output_tokens": np.diff(_tokens_until(r, last, edges)) / width,
+        "kv_usage": None,
+    }
+    if not any(group.window for group in result.memory.kv_groups):
+        memory = result.memory
+        room = (memory.num_gpu_blocks - 1) * memory.block_size * max(1, len(np.unique(r["replica"])))
+        lines["kv_usage"] = _kv_tokens(r, scheduled, last, lines["time"]) / room
+    return lines
+
+
+def _mean_inside(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The mean number of intervals [start, end) that hold a moment, between each two edges."""
+    return np.diff(_integral(start, edges) - _integral(end, edges)) / np.diff(edges)
+
+
+def _integral(moments: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The sum of max(0, t - moment) over the moments, at each time."""
+    moments = np.sort(moments[np.isfinite(moments)])
+    before = np.searchsorted(moments, times, side="right")
+    return before * times - np.concatenate([[0.0], np.cumsum(moments)])[before]
+
+
+def _per_second(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    return np.histogram(moments, edges)[0] / (edges[1] - edges[0])
+
+
+def ramps(start: np.ndarray, end: np.ndarray, amount: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The sum at each time of ramps that rise evenly from 0 at `start` to `amount` at `end`, and stay there."""
+    known = np.isfinite(start) & np.isfinite(end)
+    start, length = start[known], np.maximum((end - start)[known], 1e-9)
+    slope = amount[known] / length
+    return _weighted(start, slope, times) - _weighted(start + length, slope, times)
+
+
+def _weighted(moments: np.ndarray, weights: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The sum of weight * max(0, t - moment), at each time."""
+    order = np.argsort(moments)
+    moments, weights = moments[order], weights[order]
+    before = np.searchsorted(moments, times, side="right")
+    slope = np.concatenate([[0.0], np.cumsum(weights)])[before]
+    return slope * times - np.concatenate([[0.0], np.cumsum(weights * moments)])[before]
+
+
+def _tokens_until(r: np.ndarray, last: np.ndarray, times: np.ndarray) -> np.ndarray:
+    first = np.where(r["first_token"] >= 0, r["first_token"], np.inf)
+    return ramps(first, last, r["num_output_tokens"].astype("f8"), times)
+
+
+def _kv_tokens(r: np.ndarray, scheduled: np.ndarray, last: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Tokens held at each time: the prompt from being scheduled on, evenly until the first token, then each output
+    token; all of them until the last."""
+    first = np.where(r["first_token"] >= 0, r["first_token"], np.inf)
+    prompt, output = r["prompt_tokens"].astype("f8"), r["num_output_tokens"].astype("f8")
+    held = ramps(scheduled, first, prompt, times) + ramps(first, last, output, times)
+    done = np.isfinite(last)
+    order = np.argsort(last[done])
+    freed = np.concatenate([[0.0], np.cumsum((prompt + output)[done][order])])
+    return np.maximum(held - freed[np.searchsorted(last[done][order], times, side="right")], 0.0)

@@ -1,0 +1,42 @@
+"""Everything that a report of one run shows beyond the run's own answer."""
+
+from typing import Any
+
+import numpy as np
+
+from infersim.explain.cost import cost_of
+from infersim.explain.roofline import roofline
+from infersim.explain.summary import finite
+from infersim.explain.work import Work
+from infersim.metrics.latency import attainment, latency_quantiles
+from infersim.metrics.result import Result
+from infersim.metrics.timeline import timeline
+
+from .outlook import MOST_REQUESTS, load_curve, what_if
+
+SHARES = np.unique(np.concatenate([np.linspace(0, 0.9, 46), np.linspace(0.9, 0.99, 19), np.linspace(0.99, 1.0, 11)]))
+
+
+def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
+    """JSON-ready: the answer of the run (explain.summary's document), and what surrounds it.
+
+    `cost`, `work`, `cdf` (shares and ms by metric), `attainment`, `timeline`, `roofline` of the first replication;
+    `curve` (the same deployment at other loads) and `what_if` (other deployments), re-simulated.
+    """
+    first = results[0]
+    cdf: dict[str, list[float]] = {}
+    if first.measured.any():
+        cdf = {name: values.tolist() for name, values in latency_quantiles(first, SHARES).items()}
+        cdf["share"] = SHARES.tolist()
+    return finite({
+        "answer": document,
+        "cost": cost_of(first.scenario, document["metrics"], document["explain"]["busy_share"]),
+        "work": Work(first).facts(),
+        "cdf": cdf,
+        "attainment": attainment(first),
+        "timeline": {name: None if line is None else line.tolist() for name, line in timeline(first).items()},
+        "roofline": roofline(first),
+        "curve": load_curve(first.scenario),
+        "what_if": what_if(first.scenario),
+        "most_requests": MOST_REQUESTS,
+    })  # fmt: skip

@@ -1,0 +1,149 @@
+"""Around one run: the same deployment at other loads, and slightly other deployments at the same load."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from infersim.explain.cost import cost_of, num_gpus
+from infersim.explain.summary import finite
+from infersim.metrics.latency import measure
+from infersim.metrics.verdict import judge
+from infersim.run import run
+from infersim.spec.errors import InputError
+from infersim.spec.scenario import Scenario
+
+MOST_REQUESTS = 2000  # of each run here: it is there for its shape
+RATES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.5)  # times the scenario's
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SATURATED = 2  # saturated points in a row end the curve
+PER_SLOT = 8  # requests per place of a closed loop, so that it is full most of the time
+
+
+def load_curve(scenario: Scenario) -> dict[str, Any]:
+    """The deployment at other loads: `axis` (request_rate, max_concurrency or time_scale) and `points`, the lightest
+    load first, each with its metrics, tokens/s per GPU, tokens/s of one user (1 / mean tpot) and verdict; `knee`, the
+    index of the point with the most throughput per latency (Kleinrock's power).
+    """
+    load = scenario.workload
+    if load.request_rate is not None and math.isfinite(load.request_rate):
+        axis = "request_rate"
+        loads = [(load.request_rate * x, {"request_rate": load.request_rate * x}) for x in RATES]
+    elif load.trace is not None and not load.has_arrival_rule and load.max_concurrency is None:
+        axis = "time_scale"
+        loads = [(load.time_scale / x, {"time_scale": load.time_scale / x}) for x in RATES]
+    else:
+        axis = "max_concurrency"
+        loads = [(x, {"max_concurrency": x}) for x in CONCURRENCIES]
+    points, over = [], 0
+    for value, update in loads:
+        if axis == "max_concurrency" and load.num_requests and value > load.num_requests:
+            break
+        requests = min(MOST_REQUESTS, PER_SLOT * value + 32) if axis == "max_concurrency" else MOST_REQUESTS
+        point = _run(_shorter(scenario, requests, update))
+        if point is None:
+            continue
+        points.append({axis: value, **point})
+        over = over + 1 if point["state"] == "saturated" else 0
+        if over == SATURATED:
+            break
+    return finite({"axis": axis, "points": points, "knee": _knee(points)})
+
+
+def _shorter(scenario: Scenario, requests: int, update: dict[str, Any]) -> Scenario:
+    load = scenario.workload
+    update = update | {"num_requests": min(load.num_requests or MOST_REQUESTS, requests)}
+    simulation = scenario.simulation.model_copy(update={"replications": 1, "warmup": 0.0})
+    return scenario.model_copy(update={"workload": load.model_copy(update=update), "simulation": simulation})
+
+
+def _run(scenario: Scenario) -> dict[str, Any] | None:
+    """One run's metrics and rates per GPU and user; None if it cannot run or nothing is completed."""
+    try:
+        result = run(scenario)[0]
+    except InputError:
+        return None
+    if result.interrupted:
+        raise KeyboardInterrupt
+    metrics = measure(result)
+    if not metrics["output_throughput"]:
+        return None
+    tpot = metrics["mean_tpot_ms"]
+    busy = result.busy_time / float(result.replicas.available.sum())
+    return {
+        "state": judge(result).state,
+        "metrics": metrics,
+        "tokens_per_gpu": metrics["output_throughput"] / num_gpus(scenario),
+        "tokens_per_user": 1e3 / tpot if tpot else None,
+        "cost": cost_of(scenario, metrics, busy),
+    }
+
+
+def _knee(points: list[dict[str, Any]]) -> int | None:
+    stable = [i for i, point in enumerate(points) if point["state"] == "stable"]
+    power = {i: points[i]["metrics"]["request_throughput"] / points[i]["metrics"]["mean_e2el_ms"] for i in stable}
+    return max(power, key=power.get) if power else None
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def _scale(*path: str, by: float) -> Change:
+    def change(data: dict[str, Any]) -> None:
+        *sections, last = path
+        for section in sections:
+            data = data[section]
+        data[last] *= by
+
+    return change
+
+
+def _more_flops(data: dict[str, Any]) -> None:
+    data["hardware"]["flops"] = {dtype: rate * 1.1 for dtype, rate in data["hardware"]["flops"].items()}
+
+
+def _fp8_kv(data: dict[str, Any]) -> None:
+    data["precision"]["kv_cache"] = "fp8"
+
+
+def _one_more(data: dict[str, Any]) -> None:
+    data["cluster"]["replicas"] += 1
+
+
+def _twice_tensor(data: dict[str, Any]) -> None:
+    data["parallelism"] |= {"tensor": 2 * data["parallelism"]["tensor"], "moe_tensor": None}
+
+
+def _one_more_draft(data: dict[str, Any]) -> None:
+    data["speculation"]["num_speculative_tokens"] += 1
+
+
+LADDER: tuple[tuple[str, Change], ...] = (
+    ("+10 % memory bandwidth", _scale("hardware", "memory_bandwidth", by=1.1)),
+    ("+10 % FLOP/s", _more_flops),
+    ("+10 % memory", _scale("hardware", "memory_usable", by=1.1)),
+    ("+10 % link bandwidth", _scale("hardware", "link", "bandwidth", by=1.1)),
+    ("KV cache in fp8", _fp8_kv),
+    ("twice the tensor parallelism", _twice_tensor),
+    ("one more replica", _one_more),
+    ("one more draft token", _one_more_draft),
+)
+"""what-ifs by name; one that changes nothing here, or cannot run, is left out"""
+
+
+def what_if(scenario: Scenario) -> list[dict[str, Any]]:
+    """The scenario as it is, and with each step of LADDER alone, re-simulated with the same draws: rows of `change`,
+    `metrics`, `cost`."""
+    base = _shorter(scenario, MOST_REQUESTS, {})
+    rows = []
+    for name, change in (("as it is", lambda data: None), *LADDER):
+        data = base.resolved()
+        try:
+            change(data)
+            varied = Scenario.validate(data, "what if")
+        except (KeyError, TypeError, InputError):  # has no such part, or would not start
+            continue
+        if rows and varied == base:
+            continue
+        if point := _run(varied):
+            rows.append({"change": name, **point})
+    return finite(rows)

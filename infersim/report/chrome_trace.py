@@ -1,0 +1,74 @@
+"""A run as Chrome trace events, which Perfetto and chrome://tracing open."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infersim.files import replace_file
+from infersim.metrics.result import Result
+from infersim.metrics.timeline import timeline
+
+SAMPLED = 200  # requests with a track of their own
+REPLICAS, COUNTERS, REQUESTS = 1, 2, 3  # the trace's "processes"
+
+
+def chrome_trace(result: Result) -> dict[str, Any]:
+    """`traceEvents` in us: counters over time, a track per replica (busy by its requests), and one per sampled request.
+
+    Every n-th request is sampled, 200 at most.
+    """
+    events: list[dict[str, Any]] = []
+    for pid, name in ((REPLICAS, "replicas"), (COUNTERS, "counters"), (REQUESTS, "sampled requests")):
+        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
+    lines = timeline(result)
+    for name in ("running", "waiting", "kv_usage"):
+        if lines[name] is not None:
+            for t, value in zip(lines["time"].tolist(), lines[name].tolist(), strict=True):
+                events.append(
+                    {"ph": "C", "pid": COUNTERS, "name": name, "ts": t * 1e6, "args": {name: round(value, 4)}}
+                )
+    r = result.requests
+    came = np.flatnonzero(r["scheduled"] >= 0)
+    for replica in np.unique(r["replica"][came]).tolist():
+        mine = came[r["replica"][came] == replica]
+        events.append(
+            {"ph": "M", "pid": REPLICAS, "tid": replica, "name": "thread_name", "args": {"name": f"replica {replica}"}}
+        )
+        for start, end in _busy(r["scheduled"][mine], np.maximum(r["last_token"][mine], r["scheduled"][mine])):
+            events.append(_span(REPLICAS, replica, "has running requests", start, end))
+    for track, i in enumerate(came[:: max(1, -(-len(came) // SAMPLED))].tolist()):
+        row = r[i]
+        name = f"request {int(result.request_ids[i])}"
+        events.append({"ph": "M", "pid": REQUESTS, "tid": track, "name": "thread_name", "args": {"name": name}})
+        times = [float(row[x]) for x in ("sent", "scheduled", "first_token", "last_token")]
+        args = {
+            "prompt_tokens": int(row["prompt_tokens"]),
+            "output_tokens": int(row["num_output_tokens"]),
+            "replica": int(row["replica"]),
+            "preemptions": int(row["num_preemptions"]),
+        }
+        for phase, start, end in zip(("waiting", "prefill", "decode"), times, times[1:], strict=False):
+            if 0 <= start < end:
+                events.append(_span(REQUESTS, track, phase, start, end) | {"args": args})
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _span(pid: int, tid: int, name: str, start: float, end: float) -> dict[str, Any]:
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start * 1e6, "dur": (end - start) * 1e6}
+
+
+def _busy(start: np.ndarray, end: np.ndarray) -> list[tuple[float, float]]:
+    """The union of the intervals, as disjoint ones in order."""
+    order = np.argsort(start)
+    start, end = start[order], np.maximum.accumulate(end[order])
+    breaks = np.flatnonzero(start[1:] > end[:-1]) + 1
+    return [(float(start[i]), float(end[j - 1])) for i, j in zip([0, *breaks], [*breaks, len(start)], strict=True)]
+
+
+def write_chrome_trace(path: Path, result: Result) -> None:
+    """Writes the events as JSON."""
+    import json
+
+    text = json.dumps(chrome_trace(result), separators=(",", ":"))
+    replace_file(path, lambda file: file.write(text.encode()), "--chrome-trace")

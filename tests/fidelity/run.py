@@ -1,0 +1,122 @@
+"""The fidelity suite: predictions against measurements that others published, always by simulating the engine.
+
+    python tests/fidelity/run.py --data DIR [--json] [--report reports/fidelity.md]
+
+DIR is laid out as the project's shared data. A missing file skips its set. Exit code 1: an efficiency above 1, or an
+overhead below 0 (bugs, whatever the errors are).
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import published
+import silicon
+import step_times
+import vllm_requests
+from common import PRESETS
+
+from infersim.cost.efficiency import efficiency
+from infersim.spec.engine import PRESETS as ENGINES
+from infersim.spec.hardware import DTYPES, OPERATOR_CLASSES, load_hardware
+from infersim.spec.precision import FORMATS
+from infersim.spec.resources import names
+
+BASELINES = {
+    "silicon": (
+        "AIConfigurator, 107 dense rows: median TPOT 11.8 %, TTFT 50.8 %; 174 MoE rows: 20 and 45 %",
+        "its discrete-event successor, 26 rows: 10.5 and 46 %",
+        "a closed form of four fitted scalars, half of 1,042 dense rows: 9 and 42 %; on the 107: 11.7 and 35.9 %",
+    ),
+    "vllm_requests": ("another simulator's prediction of each request, in the log itself (peer_sim)",),
+}
+
+
+def impossible() -> list[str]:
+    """Efficiencies above 1 and overheads below 0."""
+    found = []
+    for name in names("hardware_profiles"):
+        hardware = load_hardware(name)
+        for operator_class in OPERATOR_CLASSES:
+            for dtype in (*DTYPES, *FORMATS):
+                e = efficiency(hardware, operator_class, dtype)
+                if not (0 < e.bandwidth <= 1 and 0 < e.flops <= 1 and e.fixed >= 0):
+                    found.append(f"{name} {operator_class}.{dtype}: {e.bandwidth}, {e.flops}, {e.fixed}")
+    for name, preset in ENGINES.items():
+        times = {key: value for key in dir(preset) if key.endswith("_time") and (value := getattr(preset, key)) < 0}
+        found += [f"{name}: {key} {value}" for key, value in times.items()]
+    return found
+
+
+def evaluate(data: Path) -> tuple[dict, dict]:
+    """The suite's document, and the tables behind it by set."""
+    document, tables = {"kernels": [], "vllm_requests": [], "silicon": [], "published": [], "step_times": []}, {}
+    if (Path(__file__).parent / "kernels.py").exists() and (data / "kernels").is_dir():
+        tables["kernels"] = importlib.import_module("kernels").evaluate(data)
+        document["kernels"] = tables["kernels"]
+    if (data / vllm_requests.FILE).exists():
+        tables["vllm_requests"] = vllm_requests.evaluate(data)
+        document["vllm_requests"] = [
+            {key: value for key, value in entry.items() if key != "requests"} for entry in tables["vllm_requests"]
+        ]
+    for name, module in (("silicon", silicon), ("published", published), ("step_times", step_times)):
+        if (data / module.FILE).exists():
+            tables[name] = module.evaluate(data)
+            document[name] = module.summarize(tables[name])
+    return document, tables
+
+
+def show(document: dict, tables: dict) -> str:
+    """The document as text: one table per set."""
+    lines = ["engine versions: the newest row that is not newer"]
+    lines += [f"  {engine:7s} {'.'.join(map(str, since)):6s} {preset}" for (engine, since), preset in PRESETS.items()]
+    for name, entries in document.items():
+        lines += ["", f"{name}: {len(entries)} groups" if entries else f"{name}: skipped, its file is missing"]
+        lines += [f"  best known: {text}" for text in BASELINES.get(name, ())]
+        if entries:
+            columns = [key for key in entries[0] if not isinstance(entries[0][key], dict)]
+            rows = [[str(entry.get(key, "")) for key in columns] for entry in entries]
+            widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+            lines += ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+                      for row in [columns, *rows]]  # fmt: skip
+        if name in ("silicon", "published", "step_times") and name in tables:
+            lines += [f"  not predicted, {n} rows: {why}" for why, n in reasons(tables[name]).items()]
+    return "\n".join(lines)
+
+
+def reasons(rows) -> dict[str, int]:
+    """Why rows could not be predicted, most frequent first; numbers that differ from row to row left out."""
+    why = rows.why[rows.why != ""].str.replace(r"needs [^;]*;.*", "needs more memory", regex=True)
+    return why.str.replace(r"^\d+ is longer", "longer", regex=True).str.slice(0, 90).value_counts().to_dict()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with kernels/ and e2e/")
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("--report", type=Path, help="write the report there, its figures beside it")
+    options = parser.parse_args()
+    started = time.perf_counter()
+    document, tables = evaluate(options.data)
+    bugs = impossible()
+    if options.json:
+        print(json.dumps(document, indent=1))
+    else:
+        print(show(document, tables))
+        print(f"\n{time.perf_counter() - started:.0f} s")
+    if options.report:
+        import report
+
+        report.write(options.report, document, tables)
+    for bug in bugs:
+        print(f"impossible: {bug}", file=sys.stderr)
+    return 1 if bugs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Mean TTFT and TPOT of deployments that others measured: a closed loop of so many clients, simulated."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from common import percent, preset_of, spread
+
+from infersim.metrics.latency import measure
+from infersim.run import run
+from infersim.spec.errors import InputError
+from infersim.spec.scenario import build_scenario
+
+FILE = "e2e/silicon_sample.parquet"
+SYSTEMS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm"}
+FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "bfloat16": "bf16", "float16": "bf16"}
+OWN_FORMAT = {"gpt-oss-120b": "auto", "Kimi-K2.5": None}
+"""models whose checkpoint says more than the row does: gpt-oss is MXFP4 in its experts alone (rows say nvfp4); the
+int4 rows of Kimi-K2.5 are its own checkpoint"""
+MOE = ("DeepSeek-V3", "GLM-5", "Kimi-K2.5", "MiniMax-M2.5", "Qwen3-235B-A22B", "Qwen3.5-397B-A17B", "gpt-oss-120b")
+CATALOGUE = {
+    "deepseek-ai/DeepSeek-R1": "DeepSeek-R1", "deepseek-ai/DeepSeek-V3": "DeepSeek-V3",
+    "nvidia/DeepSeek-R1-NVFP4": "DeepSeek-R1", "nvidia/DeepSeek-V3.1-NVFP4": "DeepSeek-V3.1",
+    "zhipuai/GLM-5": "GLM-5", "nvidia/Llama-3.1-8B-Instruct-FP8": "Llama-3.1-8B",
+    "Qwen/Qwen3-235B-A22B-FP8": "Qwen3-235B-A22B",
+}  # fmt: skip
+WAVES = 10
+"""requests per client, as InferenceX's benchmark has it"""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Milliseconds, or why there are none."""
+
+    ttft: float = np.nan
+    tpot: float = np.nan
+    why: str = ""
+
+
+def parallelism(row) -> dict:
+    """Our names for a row's. Some rows count tensor and expert ranks of the same devices twice: where experts are
+    both cut and dealt out by the same number n, and attention says n x n, there are n devices."""
+    tp, dp = int(row.tp_size), int(row.attention_dp_size) if row.attention_dp_size == row.attention_dp_size else 1
+    moe_tp, ep, pp = int(row.moe_tp_size), int(row.moe_ep_size), int(row.pp_size)
+    if moe_tp == ep > 1 and tp * dp == ep * ep:
+        tp, dp, moe_tp = (ep, 1, 1) if dp == 1 else (1, ep, 1)
+    elif tp == dp > 1 and ep == tp * dp:
+        tp, ep = 1, dp
+    elif tp * dp != moe_tp * ep and row.fam in MOE:
+        tp, dp = (tp, moe_tp * ep // tp) if dp == 1 and moe_tp * ep % tp == 0 else (tp, dp)
+    if row.fam not in MOE:
+        return {"tensor": tp, "pipeline": pp}
+    return {"tensor": tp, "attention_data": dp, "expert": ep, "pipeline": pp}
+
+
+def concurrency(row) -> int:
+    found = re.search(r"silicon_concurrency=(\d+)", row.silicon_data_source)
+    return int(found.group(1)) if found else int(row.batch_size)
+
+
+def scenario_of(row) -> dict:
+    """The deployment of a row as a scenario. KeyError names what of it is not modelled."""
+    weights = FORMATS.get(row.gemm_quant_mode, "auto")
+    if row.fam == "gpt-oss-120b" or row.gemm_quant_mode == "int4_wo":
+        weights = "auto"
+    kv = "fp8" if row.precision in ("fp8", "fp4") and row.backend == "trtllm" else "bf16"
+    clients, lengths = concurrency(row), (int(row.isl), int(row.osl))
+    # InferenceX draws lengths between 0.8 and 1 of the nominal ones; the others ask for the same every time
+    varied = "aic-auto-gap" not in row.silicon_data_source and "gap-analysis" not in row.silicon_data_source
+    drawn = [{"uniform": [-(-4 * n // 5), n]} if varied else n for n in lengths]
+    if row.model_path.startswith("nvidia/"):  # its hf_quant_config.json asks for an FP8 cache
+        kv = "fp8"
+    longest = int(row.isl + row.osl + 256)
+    return {
+        "model": CATALOGUE.get(row.model_path, row.model_path.split("/")[-1]),
+        "hardware": SYSTEMS[row.system],
+        "workload": {"request_rate": "inf", "max_concurrency": clients, "num_requests": WAVES * clients,
+                     "input_tokens": drawn[0], "output_tokens": drawn[1]},
+        "parallelism": parallelism(row),
+        "precision": {"weights": weights, "kv_cache": kv},
+        "engine": {"preset": preset_of(row.backend, row.backend_version), "max_model_len": longest,
+                   "max_num_seqs": max(clients, 64)},
+    }  # fmt: skip
+
+
+def predict(row) -> Prediction:
+    if row["mode"] != "agg":
+        return Prediction(why="disaggregated prefill and decode")
+    try:
+        (result,) = run(build_scenario(scenario_of(row), row.id))
+    except InputError as error:
+        return Prediction(why=error.problems[0].split(": ", 1)[-1])
+    metrics = measure(result)
+    if metrics["mean_tpot_ms"] is None:
+        return Prediction(why="no request completed")
+    ttft, tpot = metrics["mean_ttft_ms"], metrics["mean_tpot_ms"]
+    return Prediction(ttft + tpot * (stream_interval(row) - 1), tpot)
+
+
+def stream_interval(row) -> int:
+    """Tokens that the server sends at once: InferenceX starts TensorRT-LLM with `stream_interval: 10` (20 for the
+    Llama models), so that the client's first token is the last of so many."""
+    if row.backend != "trtllm" or "gap-analysis" in row.silicon_data_source:
+        return 1
+    return 20 if row.fam.startswith("Llama") else 10
+
+
+def evaluate(data: Path):
+    """The table of rows with predictions (pandas), one row each."""
+    import pandas
+
+    rows = pandas.read_parquet(data / FILE)
+    predictions = [predict(row) for _, row in rows.iterrows()]
+    rows["ttft"], rows["tpot"] = [p.ttft for p in predictions], [p.tpot for p in predictions]
+    rows["why"] = [p.why for p in predictions]
+    rows["ttft_error"] = percent(rows.ttft, rows.silicon_ttft_ms)
+    rows["tpot_error"] = percent(rows.tpot, rows.silicon_tpot_ms)
+    rows["kind"] = np.where(rows.fam.isin(MOE), "MoE", "dense")
+    return rows
+
+
+def summarize(rows) -> list[dict]:
+    """One entry per group: all dense, all MoE, and each system, engine and model."""
+    agg = rows[rows["mode"] == "agg"]
+    groups = [("dense", agg[agg.kind == "dense"]), ("MoE", agg[agg.kind == "MoE"])]
+    groups += [(f"{s} {b} {f}", group) for (s, b, f), group in agg.groupby(["system", "backend", "fam"])]
+    entries = []
+    for name, group in groups:
+        entry = {"group": name, "n": len(group), "unpredicted": int((group.why != "").sum())}
+        for metric in ("tpot", "ttft"):
+            errors = spread(group[f"{metric}_error"].dropna())
+            entry |= {f"{metric}_{key}": value for key, value in errors.items()}
+        entries.append(entry)
+    return entries

@@ -1,0 +1,180 @@
+"""Whatever breaks, scales, waits or is given up: no request is lost or counted twice, and no KV block leaks."""
+
+import random
+
+import numpy as np
+import pytest
+
+from infersim.cluster.clients import Clients
+from infersim.cluster.pool import Site
+from infersim.cluster.serve import serve
+from infersim.engine import state
+from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.price import StepCost
+from infersim.spec.cluster import Cluster
+from infersim.workload.requests import Requests
+
+SCENARIOS = 1000
+BATCH = 50
+
+
+def a_replica(draw: random.Random) -> ReplicaSpec:
+    """A small engine whose steps take 1 to 3 ms and more; KV for one to three long sequences."""
+    block_size, longest = draw.choice([1, 4, 16]), draw.choice([32, 64])
+    linear, head = np.zeros((33, len(state.RESOURCES))), np.zeros((9, len(state.RESOURCES)))
+    linear[1:, 0] = draw.choice([1e-3, 3e-3])
+    linear[:, 3] = draw.choice([0, 1e-4]) * np.arange(33)
+    needed = -(-longest // block_size)
+    asynchronous = draw.random() < 0.5
+    knobs = make_knobs(
+        block_size=block_size,
+        num_gpu_blocks=1 + needed + draw.choice([0, needed, 2 * needed]),
+        max_num_seqs=draw.choice([1, 2, 8]),
+        max_num_batched_tokens=draw.choice([8, 32]),
+        max_model_len=longest,
+        steps_in_flight=1 + asynchronous,
+        async_scheduling=asynchronous,
+        reserve_full_isl=draw.random() < 0.5,
+        enable_prefix_caching=draw.random() < 0.5,
+        host_step_time=draw.choice([0, 5e-4]),
+        host_request_time=draw.choice([0, 1e-3]),
+    )
+    return ReplicaSpec(knobs, StepCost(linear, head, np.zeros(1, state.ATTENTION_PRICE)))
+
+
+def some_requests(draw: random.Random) -> Requests:
+    """Up to 40 within a quarter of a second; some too long for any replica; some that follow one another."""
+    n = draw.randint(1, 40)
+    arrival = np.sort([draw.choice([0.0, 0.1, draw.random() / 4]) for _ in range(n)])
+    prompt = np.array([draw.choice([1, 5, 20, 20, 31, 60, 90]) for _ in range(n)], "i4")
+    after = None
+    if draw.random() < 0.4:
+        after = np.array([draw.randint(0, i - 1) if i and draw.random() < 0.5 else -1 for i in range(n)])
+        arrival[1:] = arrival[:-1] if draw.random() < 0.2 else arrival[1:]
+        arrival = np.maximum.accumulate(arrival)
+    columns = {}
+    if after is not None:
+        columns = {"after": after, "delay": np.where(after >= 0, draw.choice([0.0, 0.05]), 0.0)}
+    offsets = np.arange(n + 1)
+    segments = {
+        "segment_offsets": offsets,
+        "segment_ids": np.array([draw.randint(0, 3) for _ in range(n)]),
+        "segment_lengths": np.minimum(prompt, 16),
+    }
+    session = np.array([draw.randint(0, 5) for _ in range(n)])
+    output = np.array([draw.choice([1, 2, 8, 30]) for _ in range(n)], "i4")
+    return Requests(arrival, prompt, output, np.arange(n), session=session, **columns, **segments)
+
+
+def a_cluster(draw: random.Random) -> Cluster:
+    policies = ["round-robin", "random", "weighted-random", "least-outstanding", "power-of-two", "least-kv", "session"]
+    policies += ["prefix-aware", "weighted"]
+
+    def router() -> dict:
+        policy = draw.choice(policies)
+        age = draw.choice([0, 0, 0.01, 0.1])
+        return {"policy": policy, **({"signal_age": age} if policy in policies[3:6] else {})}
+
+    replicas = draw.randint(1, 4)
+    data = {"replicas": replicas, "router": router()}
+    if draw.random() < 0.3:
+        data = {
+            "prefill": {"replicas": draw.randint(1, 2), "router": router()},
+            "decode": {"replicas": draw.randint(1, 2), "router": router()},
+            "transfer": {
+                "bandwidth": draw.choice([1e3, 1e6, 1e12]),
+                "latency": draw.choice([0, 0.002]),
+                "overlap": draw.choice(["none", "layers"]),
+                "min_prompt_tokens": draw.choice([0, 0, 10]),
+            },
+        }
+        replicas = data["prefill"]["replicas"] + data["decode"]["replicas"]
+    elif draw.random() < 0.4:
+        data["autoscaler"] = {
+            "policy": draw.choice(["outstanding", "queue", "kv_usage", "utilization", "ttft", "predictive"]),
+            "target": draw.choice([0.1, 1, 5]),
+            "min": draw.randint(0, 1),
+            "max": replicas + draw.randint(0, 2),
+            "interval": 0.02,
+            "scale_down_delay": draw.choice([0, 0.1]),
+            "startup": {"node": draw.choice([0, 0.05]), "load_bandwidth": 1e6, "warmup": 0.01},
+        }
+        replicas = data["autoscaler"]["max"]
+    if draw.random() < 0.3:
+        limit = {"max_queue": draw.choice([0, 3])} if draw.random() < 0.5 else {}
+        data["admission"] = {"max_outstanding": draw.choice([1, 3]), **limit}
+    if draw.random() < 0.5:
+        kinds = ["crash", "crash", "slow"] + (["partition"] if "prefill" in data else [])
+        data["failures"] = [
+            {
+                "kind": draw.choice(kinds),
+                "replica": draw.randint(0, replicas - 1),
+                "at": draw.random() / 3,
+                "duration": draw.choice([None, 0.02, 0.1]),
+                "factor": 3,
+            }
+            for _ in range(draw.randint(1, 3))
+        ]
+    return Cluster.validate(data, "test")
+
+
+def check(seed: int) -> None:
+    draw = random.Random(seed)
+    cluster, requests = a_cluster(draw), some_requests(draw)
+    one = a_replica(draw)
+    fleet = Fleet([one] * cluster.most, shares_text=True)
+    clients = Clients(
+        requests.output_tokens + draw.choice([0, 5]),
+        draw.choice([0, 0, 1, 5]),
+        draw.choice([0, 0, 0.02, 0.2]),
+        draw.choice([0, 0, 1, 3]),
+        0.01,
+        np.array([draw.randint(0, 2) for _ in range(len(requests))]),
+    )
+    sites = [Site(one.cost, draw.choice([1.0, 3.0]), 1e3, 4, 1e4) for _ in range(cluster.most)]
+    served = serve(cluster, fleet, sites, requests, clients, seed, None)
+    r = served.requests
+    assert len(r) == len(requests)
+    assert np.isin(r["status"], (state.COMPLETED, state.REJECTED, state.TIMED_OUT, state.LOST)).all()
+    done = r[r["status"] == state.COMPLETED]
+    assert (done["num_output_tokens"] == np.minimum(done["output_tokens"], done["max_tokens"])).all()
+    assert (done["arrival"] <= done["sent"]).all()
+    for before, after in (("sent", "scheduled"), ("scheduled", "first_token"), ("first_token", "last_token")):
+        assert (done[before] <= done[after]).all()
+    if requests.after is not None:
+        later = (requests.after >= 0) & (r["status"] == state.COMPLETED)
+        first = requests.after[later]
+        finished = r["status"][first] == state.COMPLETED
+        earliest = r["last_token"][first] + requests.delay[later]
+        assert (r["arrival"][later] >= earliest)[finished].all()
+    if not clients.timeout:
+        assert not (r["status"] == state.TIMED_OUT).any()
+    if not cluster.failures:
+        assert not (r["status"] == state.LOST).any()
+    visits = fleet.requests[fleet.requests["replica"] >= 0]
+    assert (visits["status"] >= state.COMPLETED).all()
+    assert (visits["num_blocks"] == 0).all()
+    assert (fleet.schedulers["free_blocks"] == fleet.knobs["num_gpu_blocks"] - 1).all()
+    assert (fleet.replicas["outstanding"] == 0).all()
+    assert (fleet.replicas["num_reserved"] == 0).all()
+    assert fleet.replicas["num_finished"].sum() == len(visits)
+    answers = 2 if cluster.prefill else 1  # visits of one attempt at most
+    assert (visits["status"] == state.COMPLETED).sum() <= answers * (len(done) + served.retries + len(r) - len(done))
+    if not cluster.prefill:  # every completed visit is a completed request, and the other way round
+        assert (visits["status"] == state.COMPLETED).sum() == len(done)
+    sojourns = (visits["last_token"] - visits["sent"])[visits["status"] == state.COMPLETED].sum()
+    little = fleet.replicas["outstanding_time"].sum()
+    assert little == pytest.approx(sojourns + fleet.aborted_time, rel=1e-9, abs=1e-9)
+    assert fleet.time_by_resource.sum() == pytest.approx(fleet.replicas["busy_time"].sum(), rel=1e-9, abs=1e-12)
+    assert ((served.available >= 0) & (served.available <= served.end + 1e-9)).all()
+
+
+@pytest.mark.parametrize("first", range(0, SCENARIOS, BATCH))
+def test_nothing_is_lost_or_counted_twice(first):
+    """Random clusters, routers, hand-overs, scalers, limits, failures and clients, by seed."""
+    for seed in range(first, first + BATCH):
+        try:
+            check(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise

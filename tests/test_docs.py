@@ -1,0 +1,64 @@
+"""The documentation's examples run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import infersim
+from infersim.cli.app import app
+from infersim.report.reference import reference
+from infersim.spec.scenario import Scenario
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(name, language):
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["tutorial.md", "how-to.md"])
+def test_commands_run(name, tmp_path, monkeypatch):
+    """Every command of the page, in the order of the page, with the files that it shows."""
+    monkeypatch.chdir(tmp_path)
+    for text in blocks(name, "yaml"):
+        (tmp_path / re.match(r"# file: (\S+)", text)[1]).write_text(text)
+    commands = [line for text in blocks(name, "console") for line in text.splitlines()]
+    assert commands
+    for command in commands:
+        program, *words = shlex.split(command.removeprefix("$ "))
+        assert program == "infersim"
+        outcome = CliRunner().invoke(app, words)
+        assert outcome.exit_code in (0, 1), f"{command}\n{outcome.output}"
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_python_runs(number, capsys):
+    """Every Python example prints something."""
+    exec(blocks("python.md", "python")[number], {})
+    assert capsys.readouterr().out
+
+
+def test_public_names():
+    """The package's public surface, and nothing heavy until it is used."""
+    assert infersim.__all__ == ["compare", "plan", "run", "sweep"]
+    assert all(callable(getattr(infersim, name)) for name in infersim.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'calibrat'"):
+        _ = infersim.calibrat
+
+
+def test_reference_has_every_key():
+    """Each key of a scenario and of its sections, each section linked."""
+    text = reference()
+    for name, field in Scenario.model_fields.items():
+        assert f"| `{name}` |" in text
+        if isinstance(field.default, object) and hasattr(type(field.default), "model_fields"):
+            for inner in type(field.default).model_fields:
+                assert f"| `{inner}` |" in text, inner
+    for link in re.findall(r"\]\(#([a-z]+)\)", text):
+        assert f"\n## {link}\n" in text.lower()
+    for key in ("candidates", "max_gpus", "objective"):
+        assert f"| `{key}` |" in text

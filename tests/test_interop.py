@@ -1,0 +1,185 @@
+"""Files of other tools: written as they write them, read as they mean them."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from infersim.cli.app import app
+from infersim.metrics.latency import measure
+from infersim.report.bench_files import read_bench
+from infersim.report.chrome_trace import chrome_trace
+from infersim.report.vllm_bench import vllm_bench
+from infersim.run import run
+from infersim.spec.errors import InputError
+from infersim.spec.scenario import load_scenario
+
+
+@pytest.fixture(scope="module")
+def result():
+    """One run with every gap kept."""
+    return run(load_scenario("llama-8b-h100", ["workload.num_requests=200"]), save_detailed=True)[0]
+
+
+def test_vllm_bench_file_says_what_vllm_would(result):
+    """Recomputed from its own detailed lists with vLLM's definitions, every summary number is the file's."""
+    document = json.loads(json.dumps(vllm_bench(result, save_detailed=True)))
+    ttfts, latencies = np.array(document["ttfts"]), np.array(document["latencies"])
+    outputs = np.array(document["output_lens"])
+    tpots = (latencies - ttfts)[outputs > 1] / (outputs[outputs > 1] - 1)
+    itls = np.concatenate(document["itls"])
+    starts = np.array(document["start_times"])
+    duration = (starts + latencies).max()  # the clock starts with the benchmark
+    assert document["duration"] == pytest.approx(duration)
+    assert document["output_throughput"] == pytest.approx(outputs.sum() / duration)
+    assert document["total_token_throughput"] == pytest.approx((outputs.sum() + sum(document["input_lens"])) / duration)
+    for name, values, close in (
+        ("ttft", ttfts, 1e-9),
+        ("tpot", tpots, 1e-9),
+        ("e2el", latencies, 1e-9),
+        ("itl", itls, 0.005),
+    ):
+        assert document[f"mean_{name}_ms"] == pytest.approx(values.mean() * 1e3, rel=close)
+        assert document[f"std_{name}_ms"] == pytest.approx(values.std() * 1e3, rel=close)
+        assert document[f"p99_{name}_ms"] == pytest.approx(np.percentile(values, 99) * 1e3, rel=close)
+    assert sum(map(len, document["itls"])) == document["total_output_tokens"] - document["completed"]
+    lists = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "latencies"}
+    assert not lists & vllm_bench(result).keys()
+
+
+def test_peaks_are_those_of_seconds(result):
+    """The most tokens in a second is at least the mean rate, and the most requests at least the engine's own peak."""
+    document = vllm_bench(result)
+    assert document["max_output_tokens_per_s"] >= document["output_throughput"]
+    assert document["max_concurrent_requests"] >= result.peak_running
+
+
+def test_our_file_is_read_back(result, tmp_path):
+    """Write, read: the metrics of the run."""
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(vllm_bench(result)))
+    found = read_bench(path)
+    metrics = measure(result)
+    assert found["client"] == "vllm bench serve"
+    assert found["completed"] == 200
+    assert found["metrics"] == {name: value for name, value in metrics.items() if value is not None}
+
+
+def test_aiperf_means_other_things(tmp_path):
+    """Its inter_token_latency is vLLM's tpot, its inter_chunk_latency vLLM's itl; units are read."""
+    document = {
+        "time_to_first_token": {"unit": "ms", "avg": 50.0, "p50": 45.0, "p99": 90.0},
+        "inter_token_latency": {"unit": "ms", "avg": 9.0, "p99": 12.0},
+        "inter_chunk_latency": {"unit": "ns", "avg": 8.5e6},
+        "request_latency": {"unit": "s", "avg": 2.0},
+        "output_token_throughput": {"unit": "tokens/sec", "avg": 1234.0},
+        "request_count": {"unit": "requests", "avg": 77},
+    }
+    path = tmp_path / "profile_export_aiperf.json"
+    path.write_text(json.dumps(document))
+    found = read_bench(path)
+    assert found["client"] == "aiperf"
+    assert found["completed"] == 77
+    assert found["metrics"] == {
+        "mean_ttft_ms": 50.0, "median_ttft_ms": 45.0, "p99_ttft_ms": 90.0, "mean_tpot_ms": 9.0, "p99_tpot_ms": 12.0,
+        "mean_itl_ms": 8.5, "mean_e2el_ms": 2000.0, "output_throughput": 1234.0,
+    }  # fmt: skip
+
+
+def test_guidellm_means_other_things(tmp_path):
+    """Its inter_token_latency is vLLM's tpot; its time_per_output_token, with the first token, is none of ours."""
+
+    def block(mean, **percentiles):
+        return {"successful": {"mean": mean, "median": percentiles.get("p50", mean), "percentiles": percentiles}}
+
+    metrics = {
+        "time_to_first_token_ms": block(50.0, p50=45.0, p99=90.0),
+        "time_per_output_token_ms": block(11.0),
+        "inter_token_latency_ms": block(9.0, p99=12.0),
+        "request_latency": block(2.0),
+        "output_tokens_per_second": block(1234.0),
+        "request_totals": {"successful": 77, "errored": 1},
+    }
+    path = tmp_path / "benchmarks.json"
+    path.write_text(json.dumps({"benchmarks": [{"metrics": metrics}]}))
+    found = read_bench(path)
+    assert (found["client"], found["completed"]) == ("guidellm", 77)
+    assert found["metrics"]["mean_tpot_ms"] == 9.0
+    assert found["metrics"]["mean_e2el_ms"] == 2000.0
+    assert found["metrics"]["p99_ttft_ms"] == 90.0
+    assert "mean_itl_ms" not in found["metrics"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "not json", '{"benchmarks": [1]}', '{"benchmarks": []}', "[" * 100_000]
+)
+def test_other_files_are_refused(tmp_path, text):
+    """One line that names the file and what it should be."""
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"x\.json"):
+        read_bench(path)
+    outcome = CliRunner().invoke(app, ["show", "bench", str(path)])
+    assert outcome.exit_code == 2
+    assert "Traceback" not in outcome.output
+
+
+def test_show_bench(result, tmp_path):
+    """A measured file on the terminal."""
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(vllm_bench(result)))
+    outcome = CliRunner().invoke(app, ["show", "bench", str(path)])
+    assert outcome.exit_code == 0
+    assert "mean_ttft_ms" in outcome.stdout
+
+
+def test_exports(tmp_path):
+    """Command lines carry every setting that was simulated; shell and YAML are valid; a folder is asked for."""
+    base = ["run", "llama-70b-4xh100", "--set", "workload.num_requests=50", "--set", "precision.kv_cache=fp8",
+            "--set", "cluster.replicas=3", "--out", str(tmp_path / "o")]  # fmt: skip
+    for kind in ("deployment", "k8s", "vllm-bench"):
+        outcome = CliRunner().invoke(app, [*base, "--export", kind])
+        assert outcome.exit_code == 0, outcome.output
+    words = (tmp_path / "o" / "vllm.sh").read_text()
+    for flag in ("--tensor-parallel-size 4", "--kv-cache-dtype fp8", "--max-num-seqs 1024", "--max-model-len 131072",
+                 "--gpu-memory-utilization 0.92", "--no-enable-prefix-caching"):  # fmt: skip
+        assert flag in words, flag
+    assert "--tp-size 4" in (tmp_path / "o" / "sglang.sh").read_text()
+    assert "--tp_size 4" in (tmp_path / "o" / "trtllm.sh").read_text()
+    assert "--request-rate 4 " in (tmp_path / "o" / "bench.sh").read_text()
+    for script in (tmp_path / "o").glob("*.sh"):
+        subprocess.run(["sh", "-n", str(script)], check=True)
+    deployment, service = yaml.safe_load_all((tmp_path / "o" / "k8s.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
+    assert deployment["spec"]["replicas"] == 3
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert json.loads((tmp_path / "o" / "vllm-bench.json").read_text())["completed"] == 50
+    for wrong in (["--export", "k8s"], ["--export", "helm", "--out", str(tmp_path / "o")]):
+        assert CliRunner().invoke(app, ["run", "llama-8b-h100", *wrong]).exit_code == 2
+
+
+def test_chrome_trace(result, tmp_path):
+    """Valid trace events: spans inside the run that tile each request's time, counters, and names for every track."""
+    trace = json.loads(json.dumps(chrome_trace(result)))
+    events = trace["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "C", "X"}
+    spans = [event for event in events if event["ph"] == "X"]
+    end = result.requests["last_token"].max() * 1e6
+    assert all(span["ts"] >= 0 and span["dur"] > 0 and span["ts"] + span["dur"] <= end * (1 + 1e-9) for span in spans)
+    request = [span for span in spans if span["pid"] == 3 and span["tid"] == 0]
+    assert [span["name"] for span in request] == ["waiting", "prefill", "decode"]
+    row = result.requests[0]
+    assert sum(span["dur"] for span in request) == pytest.approx((row["last_token"] - row["sent"]) * 1e6)
+    named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert {(span["pid"], span["tid"]) for span in spans} <= named
+    assert {e["name"] for e in events if e["ph"] == "C"} == {"running", "waiting", "kv_usage"}
+    path = tmp_path / "t.json"
+    outcome = CliRunner().invoke(
+        app, ["run", "llama-8b-h100", "--set", "workload.num_requests=20", "--chrome-trace", str(path)]
+    )
+    assert outcome.exit_code == 0
+    assert json.loads(path.read_text())["traceEvents"]
