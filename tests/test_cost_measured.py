@@ -116,4 +116,4 @@ def test_a_decode_step_of_one_sequence(profile, milliseconds):
     engine = resolve(Engine(preset="vllm-0.19"), hardware, model.max_position_embeddings)
     cost = compile_step_cost(model, hardware, Precision(), Parallelism(), engine)
     step = cost.linear[1].sum() + cost.head[1].sum() + cost.attention["decode_fixed"].sum()
-    assert 0.9 < step * 1e3 / milliseconds <= 1.0
+    assert 0.9 < step * 1e3 / milliseconds < 1.01

@@ -14,7 +14,7 @@ from .classes import CLASSES, known, parameters
 from .fit import Parameter, fit_grid, mean_error, search
 from .tables import CACHED, NEGLIGIBLE, Rows, held_out
 
-LEAST_SHAPES, FEW_SHAPES = 16, 4
+LEAST_SHAPES, FEW_SHAPES = 16, 3
 """with fewer shapes than this the correction follows only what varies within a shape; with fewer than that there is
 none"""
 
@@ -34,14 +34,15 @@ class Soundness:
 def soundness(rows: Rows, hardware: Hardware) -> Soundness:
     """Sort out rows that a warm cache has touched: the engine prices cold ones.
 
-    Rows that fit in 1.2 times the L2 cache do not count in errors. Those whose bytes are a negligible part of their
-    time still tell the fixed time, and of a class whose inputs the engine finds warm all do.
+    Rows that fit in 1.2 times the L2 cache do not count in errors, unless measured in place. Those whose bytes are a
+    negligible part of their time still tell the fixed time, and of a class whose inputs the engine finds warm all do.
     """
     kind = CLASSES[rows.operator_class]
     work = kind.work(hardware, rows)
     moved = work.bytes
     impossible = np.maximum(moved / hardware.memory_bandwidth, work.other_seconds) > rows.seconds
-    cached = ~impossible & (moved > 0.0) & (moved < CACHED * (hardware.l2_cache or 0.0))
+    cache = 0.0 if rows.in_place else CACHED * (hardware.l2_cache or 0.0)
+    cached = ~impossible & (moved > 0.0) & (moved < cache)
     negligible = moved < NEGLIGIBLE * hardware.memory_bandwidth * rows.seconds
     usable = ~impossible & (~cached | negligible | kind.warm)
     return Soundness(~impossible & ~cached, usable, int(cached.sum()), int(impossible.sum()))
@@ -54,7 +55,7 @@ def joined(tables: Iterable[Rows]) -> list[Rows]:
         parts.setdefault((rows.operator_class, rows.dtype, rows.software), []).append(rows)
     return [
         Rows(*key, {name: np.concatenate([rows.columns[name] for rows in group]) for name in group[0].columns},
-             np.concatenate([rows.seconds for rows in group]))
+             np.concatenate([rows.seconds for rows in group]), all(rows.in_place for rows in group))
         for key, group in parts.items()
     ]  # fmt: skip
 

@@ -51,6 +51,8 @@ class Rows:
     software: str
     columns: dict[str, np.ndarray]
     seconds: np.ndarray
+    in_place: bool = False
+    """measured between a model's other layers, which leave the cache as they do when serving"""
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -119,7 +121,8 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
                     pairs = shape["ranks"] == 2
                     shape, rows = _select(shape, pairs), rows[pairs]
                 values = {name: np.asarray(column, dtype=float) for name, column in shape.items()}
-                yield Rows(operator_class, dtype, software, values, rows.latency_us.to_numpy(float) * 1e-6)
+                seconds = rows.latency_us.to_numpy(float) * 1e-6
+                yield Rows(operator_class, dtype, software, values, seconds, in_place="model" in columns)
 
 
 TEXTS = ("gemm_dtype", "kv_cache_dtype", "mla_dtype", "moe_dtype", "nccl_dtype", "allreduce_dtype", "op_name",

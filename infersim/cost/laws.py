@@ -48,6 +48,8 @@ TERMS |= {"mla_prefill": TERMS["attention_prefill"], "mla_decode": TERMS["attent
 TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
 SPLITS = (2, 4, 8, 16)
 WHOLE_TILE = 128 * 256
+STEP = 64
+"""rows of M between which no tile count changes"""
 SPLIT_ROWS = 1024
 """taller matrices fill the SMs without a split along K"""
 
@@ -72,21 +74,48 @@ def gemm_compute(shares: OperatorEfficiency, hardware: Hardware, peak: float, m,
 
     A wave takes what its tile takes on one SM; the last wave costs as much as a full one.
     """
-    terms, sms = shares.terms, hardware.num_sms or 1
-    m, n, k = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k)))
-    rate = shares.flops * peak / sms
-    best = np.full(m.shape, np.inf)
+    if np.ndim(m) and not np.ndim(n) and not np.ndim(k):  # no tile count changes within a step of rows
+        steps = np.ceil(np.asarray(m, dtype=float) / STEP).astype(int)
+        best = _waves(shares, hardware, peak, np.arange(steps.max(initial=0) + 1) * float(STEP), n, k)[steps]
+    else:
+        best = _waves(shares, hardware, peak, m, n, k)
+    m, n, k, best = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (m, n, k, best)))
     low = m <= SPLIT_ROWS
-    partial = terms["split_traffic"] * 8.0 * m[low] * n[low] / hardware.memory_bandwidth
-    for height, width in TILES:
-        tiles = np.ceil(m / height) * np.ceil(n / width)
-        column = 2.0 * height * width * max(1.0, WHOLE_TILE / (height * width)) ** terms["small_tile"] / rate
-        best = np.minimum(best, np.ceil(tiles / sms) * (k + terms["tile_depth"]) * column)
-        for split in SPLITS:
-            depth = k[low] / split + terms["tile_depth"]
-            seconds = np.ceil(tiles[low] * split / sms) * depth * column + split * partial
-            best[low] = np.minimum(best[low], seconds)
+    if low.any():
+        best = best.copy()
+        best[low] = np.minimum(best[low], _split(shares, hardware, peak, m[low], n[low], k[low]))
     return best
+
+
+def _column(shares: OperatorEfficiency, hardware: Hardware, peak: float, height: int, width: int) -> float:
+    """Seconds of one tile and column of K on one SM."""
+    slower = max(1.0, WHOLE_TILE / (height * width)) ** shares.terms["small_tile"]
+    return 2.0 * height * width * slower / (shares.flops * peak / (hardware.num_sms or 1))
+
+
+def _waves(shares: OperatorEfficiency, hardware: Hardware, peak: float, m, n, k) -> np.ndarray:
+    """Seconds of the best tile without a split."""
+    times = [
+        np.ceil(np.ceil(m / height) * np.ceil(n / width) / (hardware.num_sms or 1))
+        * _column(shares, hardware, peak, height, width)
+        for height, width in TILES
+    ]
+    return np.minimum.reduce(times) * (k + shares.terms["tile_depth"])
+
+
+def _split(shares: OperatorEfficiency, hardware: Hardware, peak: float, m, n, k) -> np.ndarray:
+    """Seconds of the best tile and split along K."""
+    partial = shares.terms["split_traffic"] * 8.0 * m * n / hardware.memory_bandwidth
+    tiles = [
+        (np.ceil(m / height) * np.ceil(n / width), _column(shares, hardware, peak, height, width))
+        for height, width in TILES
+    ]
+    times = []
+    for split in SPLITS:
+        waves = [np.ceil(count * (split / (hardware.num_sms or 1))) * column for count, column in tiles]
+        depth = k / split + shares.terms["tile_depth"]
+        times.append(np.minimum.reduce(waves) * depth + split * partial)
+    return np.minimum.reduce(times)
 
 
 def quantization(shares: OperatorEfficiency, hardware: Hardware, m, k, moved: float) -> np.ndarray:
