@@ -21,10 +21,12 @@ none"""
 
 @dataclass(frozen=True)
 class Soundness:
-    """Which rows count. cold: their time is that of memory, not of a cache; usable: cold, or no matter if cached."""
+    """Which rows count. cold: their time is that of memory, not of a cache; usable: cold, or no matter if cached;
+    negligible: their bytes are next to nothing."""
 
     cold: np.ndarray
     usable: np.ndarray
+    negligible: np.ndarray
     cached: int
     """rows whose working set may have been in the cache"""
     impossible: int
@@ -45,7 +47,7 @@ def soundness(rows: Rows, hardware: Hardware) -> Soundness:
     cached = ~impossible & (moved > 0.0) & (moved < cache)
     negligible = moved < NEGLIGIBLE * hardware.memory_bandwidth * rows.seconds
     usable = ~impossible & (~cached | negligible | kind.warm)
-    return Soundness(~impossible & ~cached, usable, int(cached.sum()), int(impossible.sum()))
+    return Soundness(~impossible & ~cached, usable, negligible & ~impossible, int(cached.sum()), int(impossible.sum()))
 
 
 def joined(tables: Iterable[Rows]) -> list[Rows]:
@@ -61,14 +63,14 @@ def joined(tables: Iterable[Rows]) -> list[Rows]:
 
 
 def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
-    """One table per class and dtype: vLLM's newest, unless another software's has more than twice its sound rows."""
+    """One table per class and dtype: vLLM's newest, unless another software's has more than four times its sound rows."""
     groups: dict[tuple[str, str], list[tuple[int, Rows]]] = {}
     for rows in joined(filter(known, tables)):
         count = int(soundness(rows, hardware).cold.sum())
         groups.setdefault((rows.operator_class, rows.dtype), []).append((count, rows))
     chosen = []
     for group in groups.values():
-        enough = max(count for count, _ in group) / 2
+        enough = max(count for count, _ in group) / 4
         of_vllm = [rows for count, rows in group if count >= enough and rows.software.startswith("vllm")]
         among = of_vllm or [rows for count, rows in group if count >= enough]
         chosen.append(max(among, key=lambda rows: version(rows.software)))
@@ -103,8 +105,11 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     names = parameters(rows.operator_class, rows.dtype)
     if len(train) < 3 * len(names):
         return None
-    shortest = float(rows.seconds.min())  # no cold kernel is faster than the fastest of them all
-    fixed = Parameter("fixed", 1.2 * shortest, 0.8 * shortest, 10.0 * shortest)
+    # no kernel is faster than the fastest of those that move next to nothing
+    smallest = rows.seconds[sound.negligible[sound.usable]]
+    least = 0.8 * float(smallest.min()) if len(smallest) else 1e-7
+    shortest = float(rows.seconds.min())
+    fixed = Parameter("fixed", max(1.2 * least, 0.1 * shortest), least, max(10.0 * shortest, 10.0 * least))
 
     def law(values: dict[str, float], correction: Correction | None = None) -> OperatorEfficiency:
         own = {"bandwidth", "flops", "softness", "fixed"}
