@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test lint profiles clean
+.PHONY: demo setup test lint profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -38,6 +38,12 @@ profiles: setup
 	for name in rtx-pro-6000 rtx-4090; do \
 	  $(call calibrate,$$name,$(DATA)/vllm019_dense_us.csv $(DATA)/vllm019_per_sequence_us.csv \
 	    $(DATA)/vllm019_attention_us.csv) "$(SERVINGSIM)" || exit 1; done
+
+# One core of this machine as a device, about 5 minutes; goes on where it was interrupted.
+calibrate-cpu: $(VENV)/.installed-test
+	mkdir -p out
+	OMP_NUM_THREADS=1 $(BIN)/infersim calibrate device --device cpu --out out/cpu.yaml \
+	  $(if $(wildcard out/cpu.yaml),--force)
 
 clean:
 	rm -rf $(VENV)

@@ -2,19 +2,33 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from .cost.depth import with_early_exit
+from .cost.drafting import (
+    batch_time,
+    compile_draft_cost,
+    draft_time,
+    own_bytes,
+    verification_engine,
+    with_drafter,
+)
 from .cost.memory import Memory, longest_sequence, memory_waterfall
 from .cost.steptime import compile_step_cost
-from .engine.fleet import make_knobs
-from .engine.price import StepCost
+from .engine.fleet import ReplicaSpec, make_knobs
+from .engine.price import DraftCost, StepCost
 from .models.architecture import Model
 from .models.catalog import load_model
 from .spec.cluster import Kind
+from .spec.early_exit import EarlyExit
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.errors import InputError
 from .spec.hardware import Hardware
 from .spec.parallelism import Parallelism
 from .spec.precision import Precision
 from .spec.scenario import Scenario
+from .spec.speculation import Speculation
+from .workload.acceptance import acceptance_table
 
 
 @dataclass(frozen=True)
@@ -27,10 +41,57 @@ class Deployment:
     parallelism: Parallelism
     engine: ResolvedEngine
     memory: Memory
+    speculation: Speculation | None = None
+    early_exit: EarlyExit | None = None
 
     def step_cost(self) -> StepCost:
         """The engine's tables of seconds."""
-        return compile_step_cost(self.model, self.hardware, self.precision, self.parallelism, self.engine)
+        k = self.speculation.num_speculative_tokens if self.speculation else 0
+        cost = compile_step_cost(*self._parts, verification_engine(self.engine, k))
+        if self.early_exit is not None:
+            cost = with_early_exit(cost, self.early_exit, self.model, self.engine.max_num_seqs)
+        return cost
+
+    def draft_cost(self) -> DraftCost | None:
+        """What drafting adds to them."""
+        return compile_draft_cost(self.speculation, *self._parts, self.engine) if self.speculation else None
+
+    @property
+    def _parts(self) -> tuple[Model, Hardware, Precision, Parallelism]:
+        return self.model, self.hardware, self.precision, self.parallelism
+
+    def replica(self) -> ReplicaSpec:
+        """All that the engine needs of a replica."""
+        cost, draft = self.step_cost(), self.draft_cost()
+        return ReplicaSpec(self.knobs(), cost, draft, self._drafts(cost, draft) if draft else None)
+
+    def _drafts(self, cost: StepCost, draft: DraftCost) -> np.ndarray:
+        """i4[max_num_seqs + 1]: drafts of a sequence by running sequences."""
+        sizes, most = self.speculation.num_speculative_tokens_per_batch_size, self.speculation.num_speculative_tokens
+        running = np.arange(self.engine.max_num_seqs + 1)
+        if sizes is None:
+            return np.full(len(running), most, "i4")
+        if sizes == "goodput":
+            sizes = self._best_drafts(cost, draft, most)
+        drafts = np.zeros(len(running), "i4")
+        for first, k in sizes:
+            drafts[first:] = k
+        return drafts
+
+    def _best_drafts(self, cost: StepCost, draft: DraftCost, most: int) -> list[tuple[int, int]]:
+        """[running sequences from here on, drafts with the most tokens per second] after GOODPUT_CONTEXT tokens."""
+        table = acceptance_table(self.speculation)
+        chances = (table.accepted[:, 0] * table.share[:, None]).sum(axis=0)
+        result = []
+        limit = min(self.engine.max_num_seqs, (len(cost.head) - 1) // (1 + most))
+        for batch in dict.fromkeys(np.geomspace(1, limit, 40).astype(int).tolist()):
+
+            def rate(k: int, batch=batch) -> float:
+                seconds = batch_time(cost, batch, GOODPUT_CONTEXT, k) + draft_time(draft, batch, GOODPUT_CONTEXT, k)
+                return (1 + chances[:k].sum()) / seconds
+
+            result.append((batch, max(range(most + 1), key=rate)))
+        return result
 
     def knobs(self, max_concurrency: int = 0):
         """A state.KNOBS record; max_concurrency is the client's limit, 0 for none."""
@@ -53,14 +114,30 @@ class Deployment:
             reserve_full_isl=engine.reserve_full_isl,
             async_scheduling=engine.async_scheduling,
             enable_prefix_caching=engine.enable_prefix_caching,
+            lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time,
             host_request_time=engine.host_request_time,
         )
 
+    @property
+    def _lookahead(self) -> int:
+        """Tokens for which a running sequence takes blocks beyond those of its step: drafters with keys write there."""
+        spec = self.speculation
+        return spec.num_speculative_tokens if spec and spec.method in ("draft_model", "eagle", "eagle3", "mtp") else 0
+
+
+GOODPUT_CONTEXT = 1024  # tokens of context at which drafts by goodput are chosen
+
 
 def deploy(
-    model_name: str, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: Engine
+    model_name: str,
+    hardware: Hardware,
+    precision: Precision,
+    parallelism: Parallelism,
+    engine: Engine,
+    speculation: Speculation | None = None,
+    early_exit: EarlyExit | None = None,
 ) -> Deployment:
     """Resolve names and defaults, and divide the memory. InputError if the server would not start.
 
@@ -74,7 +151,49 @@ def deploy(
             origin = {**resolved.origin, "max_model_len": "limited by the KV cache"}
             resolved = replace(resolved, max_model_len=longest, origin=origin)
     memory = memory_waterfall(model, hardware, precision, parallelism, resolved)
-    return Deployment(model, hardware, precision, parallelism, resolved, memory)
+    if speculation is not None:
+        memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
+    if speculation is not None and early_exit is not None:
+        raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
+    return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit)
+
+
+def _beside_drafter(
+    model: Model,
+    hardware: Hardware,
+    precision: Precision,
+    parallelism: Parallelism,
+    engine: ResolvedEngine,
+    memory: Memory,
+    speculation: Speculation,
+) -> tuple[Memory, ResolvedEngine]:
+    """Memory and engine when the drafter has taken its part. InputError if speculation does not go with the rest."""
+    if parallelism.pipeline > 1 or parallelism.attention_data > 1:
+        raise InputError(
+            "speculation: is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
+            " parallelism.attention_data must be 1"
+        )
+    if engine.max_num_seqs * (1 + speculation.num_speculative_tokens) > MAX_LOGITS:
+        raise InputError(
+            f"speculation.num_speculative_tokens: {engine.max_num_seqs} sequences of"
+            f" {1 + speculation.num_speculative_tokens} tokens are too many; engine.max_num_seqs must be smaller"
+        )
+    weights, kv = own_bytes(speculation, model, hardware, precision, parallelism)
+    memory = with_drafter(memory, weights, kv)
+    tables = sum(group.tables for group in memory.kv_groups)
+    longest = (memory.num_gpu_blocks - 1) // tables * memory.block_size
+    if engine.max_model_len > longest:
+        if engine.origin["max_model_len"] == "user":
+            raise InputError(
+                f"engine.max_model_len: one sequence of {engine.max_model_len} tokens does not fit beside the drafter;"
+                f" must be at most {longest}"
+            )
+        origin = {**engine.origin, "max_model_len": "limited by the KV cache"}
+        engine = replace(engine, max_model_len=longest, origin=origin)
+    return memory, engine
+
+
+MAX_LOGITS = 2**20  # rows of the LM head's table
 
 
 def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
@@ -92,7 +211,8 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
 def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
     names = ("model", "hardware", "precision", "parallelism", "engine")
     own = (getattr(kind, name) for name in names)
-    return deploy(*(getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True)))
+    parts = (getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True))
+    return deploy(*parts, scenario.speculation, scenario.early_exit)
 
 
 def deployment_of(scenario: Scenario) -> Deployment:

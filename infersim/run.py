@@ -18,6 +18,7 @@ from .spec.cluster import Kind
 from .spec.errors import InputError
 from .spec.scenario import Scenario
 from .spec.workload import Workload
+from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
 
@@ -31,11 +32,12 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
+    _check_router(scenario, kinds)
     sites = _sites(scenario, kinds)
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         requests = build_requests(scenario.workload, seed, Path())
-        if previous is not None and _same(requests, previous):
+        if previous is not None and scenario.speculation is None and _same(requests, previous):
             raise InputError(
                 "simulation.replications: nothing in this workload is drawn, so every replication would be the same;"
                 f" must be 1 (got {scenario.simulation.replications})"
@@ -56,10 +58,18 @@ def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
         )
 
 
+def _check_router(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> None:
+    cluster = scenario.cluster
+    policies = [pool.router.policy for pool in (cluster.prefill, cluster.decode) if pool] or [cluster.router.policy]
+    if "kv-aware" in policies and not any(deployment.engine.enable_prefix_caching for deployment, _ in kinds):
+        raise InputError("cluster.router: kv-aware needs engine.enable_prefix_caching: true")
+
+
 def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
+    _check_router(scenario, kinds)
     sites = _sites(scenario, kinds)
     return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 
@@ -78,16 +88,16 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
     """Every replica that there may be at one time: for the engine, and for the cluster."""
     sites = []
     for deployment, kind in kinds:
-        cost = deployment.step_cost()
+        replica = deployment.replica()
         site = Site(
-            cost,
+            replica.cost,
             kind.weight,
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
         )
         count = scenario.cluster.most if len(kinds) == 1 else kind.replicas
-        sites += [(ReplicaSpec(deployment.knobs(), cost), site)] * count
+        sites += [(replica, site)] * count
     return sites
 
 
@@ -109,6 +119,8 @@ def _simulate(
         ranks=kinds[0][0].parallelism.attention_data,
         keep_gaps=save_detailed or scenario.simulation.warmup != 0,
         shares_text=requests.segments is not None,
+        acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
+        seed=seed,
     )
     tenants = np.array([tenant.priority for tenant in (load.tenants or {}).values()])
     clients = Clients(
@@ -175,6 +187,7 @@ def _result(
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
             gpus=np.repeat([d.parallelism.num_gpus for d, _ in kinds], counts),
+            usd_per_hour=np.repeat([_usd_per_hour(d) for d, _ in kinds], counts, axis=0),
             rows=rows,
             usable_blocks=usable_blocks,
             available=served.available,
@@ -191,3 +204,9 @@ def _result(
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
         interrupted=served.interrupted,
     )
+
+
+def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:
+    """Low and high price of one replica; NaN if it is not known."""
+    price, gpus = deployment.hardware.price, deployment.parallelism.num_gpus
+    return (gpus * price.low, gpus * price.high) if price else (np.nan, np.nan)

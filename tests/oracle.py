@@ -8,6 +8,8 @@ Times are seconds.
 `simulate(requests, knobs, price)` runs requests (dicts of arrival, prompt_tokens, output_tokens, max_tokens and, if
 they share text, name and segments; sorted by arrival) to the end. What must hold in every run (blocks, tokens,
 requests) is asserted on the way.
+
+Speculation: a decoding sequence brings drafts to its next step; `accept` says how many of them would be accepted.
 """
 
 from collections.abc import Callable
@@ -42,6 +44,10 @@ class Knobs:
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
     max_concurrency: int = 0  # requests a client has open at most; 0: no limit
+    drafts: tuple[int, ...] = ()  # of a sequence, by the number of running ones when it samples; (): no speculation
+    depth: int = 0  # of drafts, how many can be accepted at most
+    draft_passes: tuple[int, ...] = ()  # of the drafter after its first, by the number of drafts
+    lookahead: int = 0  # tokens behind a step's own for which running requests take blocks as well
     host_step_time: float = 0.0
     host_sequence_time: float = 0.0
     host_request_time: float = 0.0
@@ -66,6 +72,7 @@ class Request:
     first_token: float = -inf
     last_token: float = -inf
     token_times: list[float] = field(default_factory=list)
+    chunk_times: list[float] = field(default_factory=list)  # of the steps that gave it tokens
     num_computed_tokens: int = 0
     num_placeholders: int = 0  # tokens sampled in steps in flight, under async scheduling
     num_steps_in_flight: int = 0  # steps in flight that hold a chunk of it
@@ -73,6 +80,9 @@ class Request:
     num_hashed: int = 0  # blocks of each table that have been given their hash
     num_cached_tokens: int = -1  # found in the cache when it was first scheduled
     num_preemptions: int = 0
+    num_drafts: int = 0  # that it brings to its next step
+    all_accepted: bool = False  # of the drafts of its last step
+    num_accepted: int = 0  # output tokens that were drafts
 
     @property
     def outputs(self) -> int:
@@ -136,26 +146,38 @@ class Pool:
 
 
 class Sums:
-    """What a step's price may depend on. scheduled: (s, n) per sequence, n new tokens after s computed ones.
+    """What a step's price may depend on. scheduled: (s, n) per sequence, n new tokens after s computed ones; verified:
+    how many of the n are drafts; contexts: tokens of each sequence that drafts after the step.
 
-    A sequence with n = 1 decodes, one with n > 1 prefills. The new token at position p (from 0) sees min(p + 1, window)
-    keys, itself included; window 0 is full attention, -c that of chunks of c keys. query_tiles: tiles of 128 queries,
+    A sequence with one token that is no draft decodes, one with more prefills. The new token at position p (from 0)
+    sees min(p + 1, window) keys, itself included; window 0 is full attention, -c that of chunks of c keys.
+    query_tiles: tiles of 128 queries,
     rounded up per prefill.
     """
 
-    def __init__(self, scheduled: list[tuple[int, int]]):
-        self.decodes = [s for s, n in scheduled if n == 1]
-        self.prefills = [(s, n) for s, n in scheduled if n > 1]
+    def __init__(self, scheduled: list[tuple[int, int]], verified=None, contexts=(), draft_passes: int = 0):
+        verified = verified or [0] * len(scheduled)
+        own = [n - v for (_, n), v in zip(scheduled, verified, strict=True)]
+        self.decodes = [(s, n) for (s, n), o in zip(scheduled, own, strict=True) if o == 1]
+        self.prefills = [(s, n) for (s, n), o in zip(scheduled, own, strict=True) if o > 1]
         self.num_tokens = sum(n for _, n in scheduled)
-        self.num_sequences = len(scheduled)
+        self.num_logits = len(scheduled) + sum(verified)
+        self.decode_queries = sum(n for _, n in self.decodes)
+        self.contexts, self.draft_passes = contexts, draft_passes
         self.num_decodes = len(self.decodes)
         self.num_prefills = len(self.prefills)
         self.prefill_tokens = sum(n for _, n in self.prefills)
         self.query_tiles = sum(ceil(n / QUERY_TILE) for _, n in self.prefills)
 
     def decode_keys(self, window: int = 0) -> int:
-        """Keys the decodes see: sum of min(s + 1, window)."""
-        return sum(visible_keys(s, window) for s in self.decodes)
+        """Keys that any of a decode's n queries sees, summed."""
+        if window < 0:
+            return sum(max(visible_keys(s + i, window) for i in range(n)) for s, n in self.decodes)
+        return sum(visible_keys(s + n - 1, window and window + n - 1) for s, n in self.decodes)
+
+    def decode_pairs(self, window: int = 0) -> int:
+        """Query-key pairs of the decodes."""
+        return sum(visible_keys(s + i, window) for s, n in self.decodes for i in range(n))
 
     def prefill_pairs(self, window: int = 0) -> int:
         """Query-key pairs of the prefills: sum over i in 0..n-1 of min(s + i + 1, window)."""
@@ -176,8 +198,8 @@ def visible_keys(position: int, window: int) -> int:
 Price = Callable[[Sums], tuple[float, float]]
 
 
-def price_from_step_cost(cost) -> Price:
-    """The price that an infersim.engine.price.StepCost stands for: everything added up."""
+def price_from_step_cost(cost, draft=None) -> Price:
+    """The price that an infersim.engine.price.StepCost stands for, and a DraftCost with it: everything added up."""
 
     def smooth_max(memory, compute, softness):
         if softness in (0, 1):  # without rounding: they overlap perfectly, or not at all
@@ -199,37 +221,69 @@ def price_from_step_cost(cost) -> Price:
                 total += max(0.0, 1 - abs(x - i)) * max(0.0, 1 - abs(y - j)) * grid[i][j]
         return seconds * exp(total)
 
+    def decode(c, sums, window):
+        memory = c["decode_kv"] * sums.decode_keys(window) + c["decode_activations"] * sums.decode_queries
+        time = c["decode_fixed"] + smooth_max(
+            memory, c["decode_compute"] * sums.decode_pairs(window), c["decode_softness"]
+        )
+        n, keys = sums.num_decodes, sums.decode_keys(window)
+        return corrected(time, c["decode_axes"], c["decode_grid"], n, keys / n)
+
+    def prefill(c, sums, window):
+        memory = c["prefill_kv"] * sums.prefill_keys(window) + c["prefill_activations"] * sums.prefill_tokens
+        n, pairs = sums.prefill_tokens, sums.prefill_pairs(window)
+        compute = c["prefill_compute"] * pairs + c["prefill_query"] * n + c["prefill_tile"] * sums.query_tiles
+        time = c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_softness"])
+        return corrected(time, c["prefill_axes"], c["prefill_grid"], n, pairs / n)
+
+    def drafting(sums: Sums) -> float:
+        """A pass over the step's tokens, then as many as wanted over the sequences that draft: one token each."""
+        drafting_now, windows = len(sums.contexts), [int(kind["window"]) for kind in cost.attention]
+        seconds = float(draft.first[sums.num_tokens] + draft.once[drafting_now])
+        passes = sums.draft_passes if drafting_now else 0
+        seconds += sums.draft_passes * float(draft.following[drafting_now])
+        for kind in draft.attention:
+            c = {name: kind[name].tolist() for name in kind.dtype.names}
+            window = c["window"] if c["window"] in windows else windows[0]  # what a kind of the target sees
+            if draft.first_attends and sums.num_decodes:
+                seconds += decode(c, sums, window)
+            if draft.first_attends and sums.num_prefills:
+                seconds += prefill(c, sums, window)
+            keys = sum(sums.contexts)
+            memory = c["decode_kv"] * keys + c["decode_activations"] * drafting_now
+            following = c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
+            if drafting_now:
+                grid = c["decode_axes"], c["decode_grid"]
+                seconds += passes * corrected(following, *grid, drafting_now, keys / drafting_now)
+        return seconds
+
     def price(sums: Sums) -> tuple[float, float]:
-        seconds = float(sum(cost.linear[sums.num_tokens])) + float(sum(cost.head[sums.num_sequences]))
+        seconds = float(sum(cost.linear[sums.num_tokens])) + float(sum(cost.head[sums.num_logits]))
+        if draft is not None:
+            seconds += drafting(sums)
         for kind in cost.attention:
             c = {name: kind[name].tolist() for name in kind.dtype.names}
             if sums.num_decodes:
-                keys = sums.decode_keys(c["window"])
-                memory = c["decode_kv"] * keys + c["decode_activations"] * sums.num_decodes
-                time = c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
-                n = sums.num_decodes
-                seconds += corrected(time, c["decode_axes"], c["decode_grid"], n, keys / n)
+                seconds += decode(c, sums, c["window"])
             if sums.num_decodes and sums.num_prefills:
                 keys = sums.decode_keys(c["window"])
                 seconds += min(c["mixed_kv"] + c["mixed_growth"] * keys, c["mixed_limit"]) * keys
             if sums.num_prefills:
-                keys, pairs = sums.prefill_keys(c["window"]), sums.prefill_pairs(c["window"])
-                memory = c["prefill_kv"] * keys + c["prefill_activations"] * sums.prefill_tokens
-                n = sums.prefill_tokens
-                compute = c["prefill_compute"] * pairs + c["prefill_query"] * n + c["prefill_tile"] * sums.query_tiles
-                time = c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_softness"])
-                seconds += corrected(time, c["prefill_axes"], c["prefill_grid"], n, pairs / n)
+                seconds += prefill(c, sums, c["window"])
         return seconds * cost.issue_share, seconds
 
     return price
 
 
 class Entry(NamedTuple):
-    """A sequence's part of a step: n tokens, and whether the last of them yields a new token."""
+    """A sequence's part of a step: n tokens, the last `verified` of them drafts, and whether it yields new tokens;
+    `proposed` drafts are then made for its next step."""
 
     request: Request
     n: int
     samples: bool
+    verified: int
+    proposed: int
 
 
 @dataclass
@@ -243,13 +297,17 @@ class Outcome:
     in_system_time: float  # integral over time of the number of requests sent and not finished
 
 
-def simulate(requests: list[dict], knobs: dict, price: Price) -> Outcome:
-    return Simulation(requests, Knobs(**knobs), price).run()
+Accept = Callable[[int, int, bool], int]
+"""(index of the request, its outputs so far, whether all drafts of its last step were accepted) -> drafts accepted"""
+
+
+def simulate(requests: list[dict], knobs: dict, price: Price, accept: Accept = lambda *_: 0) -> Outcome:
+    return Simulation(requests, Knobs(**knobs), price, accept).run()
 
 
 class Simulation:
-    def __init__(self, requests: list[dict], knobs: Knobs, price: Price):
-        self.knobs, self.price = knobs, price
+    def __init__(self, requests: list[dict], knobs: Knobs, price: Price, accept: Accept):
+        self.knobs, self.price, self.accept = knobs, price, accept
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
@@ -308,19 +366,22 @@ class Simulation:
             threshold = inf
         chosen: list[tuple[Request, int]] = []
         preempted = False
+        proposed = knobs.drafts[len(self.running)] if knobs.drafts else 0
 
         position = 0  # first the running requests, in order
         while position < len(self.running) and budget > 0:
             request = self.running[position]
             position += 1
-            if request.num_placeholders > 0 and request.outputs + request.num_placeholders >= request.max_tokens:
+            after = request.num_computed_tokens + 2 - request.num_placeholders
+            if request.num_placeholders > 0 and after >= request.prompt_tokens + request.max_tokens:
                 continue  # its last token is in flight
-            n = request.num_tokens + request.num_placeholders - request.num_computed_tokens
+            n = request.num_tokens + request.num_placeholders + request.num_drafts - request.num_computed_tokens
             n = min(n, threshold, budget, knobs.max_model_len - 1 - request.num_computed_tokens)
             if n <= 0:
                 continue  # its next token is not known yet
             computed = request.num_computed_tokens
-            while request in self.running and not self.allocate(request, computed, computed + n):
+            until = min(computed + n + knobs.lookahead, knobs.max_model_len)
+            while request in self.running and not self.allocate(request, computed, until):
                 self.preempt(self.running.pop())
                 preempted = True
             if request not in self.running:
@@ -368,10 +429,14 @@ class Simulation:
             request.scheduled = self.now if request.scheduled == -inf else request.scheduled
             request.num_computed_tokens += n
             request.num_steps_in_flight += 1
-            samples = request.num_computed_tokens == request.num_tokens + request.num_placeholders
+            verified = max(request.num_computed_tokens - request.num_tokens - request.num_placeholders, 0)
+            samples = request.num_computed_tokens >= request.num_tokens + request.num_placeholders
+            if samples:
+                request.num_drafts = 0
             if samples and knobs.async_scheduling:
-                request.num_placeholders += 1
-            entries.append(Entry(request, n, samples))
+                request.num_placeholders += 1 + verified
+                request.num_drafts = proposed
+            entries.append(Entry(request, n, samples, verified, proposed))
         return entries
 
     def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int) -> bool:
@@ -384,7 +449,7 @@ class Simulation:
                     break
                 self.pool.put_back(table[i])
                 table[i] = None
-        missing = ceil(num_tokens / size) - len(request.tables[0])
+        missing = max(ceil(num_tokens / size) - len(request.tables[0]), 0)
         if missing * len(self.windows) > len(self.pool.free):
             return False
         for table in request.tables:
@@ -455,12 +520,15 @@ class Simulation:
     def preempt(self, victim: Request) -> None:
         """Back to the head of waiting, to be recomputed from its first token. What is in flight still arrives."""
         self.release(victim)
-        victim.num_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_drafts = 0
         victim.num_preemptions += 1
         self.waiting.insert(0, victim)
 
     def issue(self, entries: list[Entry]) -> None:
-        sums = Sums([(e.request.num_computed_tokens - e.n, e.n) for e in entries])
+        scheduled = [(e.request.num_computed_tokens - e.n, e.n) for e in entries]
+        contexts = [e.request.num_computed_tokens - e.verified for e in entries if e.samples and e.proposed]
+        passes = self.knobs.draft_passes[entries[0].proposed] if self.knobs.drafts else 0
+        sums = Sums(scheduled, [e.verified for e in entries], contexts, passes)
         issue, latency = self.price(sums)
         assert 0 <= issue <= latency
         self.steps.append((self.now, [(e.request.index, e.n) for e in entries]))
@@ -478,9 +546,21 @@ class Simulation:
             request.num_steps_in_flight -= 1
             if request.status == COMPLETED or not entry.samples:
                 continue  # COMPLETED: async scheduling's wasted step
-            request.token_times.append(end)
+            accepted = 0
+            if entry.verified:
+                most = min(entry.verified, self.knobs.depth)
+                accepted = min(self.accept(request.index, request.outputs, request.all_accepted), most)
+                request.all_accepted = accepted == most
+            if request in self.running:
+                request.num_computed_tokens -= entry.verified - accepted
+                if not self.knobs.async_scheduling:
+                    request.num_drafts = entry.proposed
+            room = min(request.output_tokens, request.max_tokens) - request.outputs
+            request.token_times += [end] * min(1 + accepted, room)
+            request.chunk_times.append(end)
+            request.num_accepted += min(1 + accepted, room) - 1
             request.first_token, request.last_token = request.token_times[0], end
-            request.num_placeholders -= 1 if self.knobs.async_scheduling else 0
+            request.num_placeholders -= 1 + entry.verified if self.knobs.async_scheduling else 0
             if request.outputs >= min(request.output_tokens, request.max_tokens):
                 request.status = COMPLETED
                 (self.running if request in self.running else self.waiting).remove(request)

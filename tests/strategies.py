@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from infersim.engine.price import StepCost
+from infersim.engine.price import DraftCost, StepCost
 from infersim.engine.state import ATTENTION_PRICE, RESOURCES
 
 COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens")
@@ -25,6 +25,41 @@ class Scenario:
     requests: list[dict]
     knobs: dict
     cost: StepCost
+    draft: DraftCost | None = None
+    accepted: np.ndarray | None = None
+    """f8[rows, 2, depth]; request i has row i % rows"""
+
+    def accept(self, index: int, outputs: int, all_accepted: bool) -> int:
+        """Drafts accepted, by the engine's rule of draws worked out in plain integers."""
+        key = integer_keys(0, "acceptance", -1 - index)
+        row = self.accepted[index % len(self.accepted), int(all_accepted)]
+        draw = (splitmix64(key, outputs) >> 11) * 2.0**-53
+        return next((i for i, chance in enumerate(row) if not draw < chance), len(row))
+
+
+def splitmix64(key: int, position: int) -> int:
+    z = (key + (position + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def integer_keys(seed: int, purpose: str, name: int) -> int:
+    """The key of a request's draws: its name under seed and purpose."""
+    key = seed % 2**64
+    for byte in purpose.encode():
+        key = splitmix64(key, byte) >> 11
+    return splitmix64(name % 2**64 ^ (key << 11) % 2**64, 0) >> 11
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """An acceptance table whose rows take turns."""
+
+    accepted: np.ndarray
+
+    def rows(self, request_ids, uniform):
+        return (request_ids % len(self.accepted)).astype("i4")
 
 
 @st.composite
@@ -153,11 +188,51 @@ def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool
 
 
 @st.composite
-def scenarios(draw, exact: bool = True) -> Scenario:
+def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[DraftCost, np.ndarray]:
+    """A drafter and its acceptance; adds drafts, draft_passes, depth and lookahead to the knobs.
+
+    Blocks that are only counted are not followed through windows that roll back: no windows without prefix caching.
+    """
+    ticks = st.sampled_from([0, 0, 1, 2]) if exact else st.floats(0, 2)
+    most = draw(st.integers(1, 6))
+    depth = draw(st.sampled_from([most, max(most // 2, 1)]))  # a tree has more nodes than levels
+    drafts = draw(st.lists(st.sampled_from([most, most, 0, 1]), min_size=1, max_size=3))
+    drafts += [drafts[-1]] * (knobs["max_num_seqs"] + 1 - len(drafts))
+    knobs["drafts"] = tuple(drafts[: knobs["max_num_seqs"] + 1])
+    passes = [0, *(max(i - 1, 0) for i in range(1, most + 1))]
+    knobs["draft_passes"], knobs["depth"] = tuple(passes), depth
+    knobs["lookahead"] = draw(st.sampled_from([0, most]))
+    attention = np.zeros(draw(st.integers(0, 2)), ATTENTION_PRICE)
+    for kind in attention:
+        kind["window"] = draw(st.sampled_from([0, *cost.attention["window"].tolist()]))
+        for name in ATTENTION_PRICE.names:
+            if name.endswith("_softness"):
+                kind[name] = draw(st.sampled_from([0, 1]) if exact else st.floats(0, 1))
+            elif name != "window":
+                kind[name] = draw(ticks) * TICK
+    sequences = np.arange(knobs["max_num_seqs"] + 1)
+    draft = DraftCost(
+        first=draw(ticks) * TICK * np.arange(knobs["max_num_batched_tokens"] + 1),
+        once=draw(ticks) * TICK * sequences,
+        following=draw(ticks) * TICK * sequences,
+        attention=attention,
+        passes=np.array(passes, "i4"),
+        first_attends=draw(st.booleans()),
+    )
+    chances = st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0]), min_size=depth, max_size=depth)
+    rows = draw(st.lists(st.tuples(chances, chances), min_size=1, max_size=3))
+    return draft, np.array(rows).cumprod(axis=2)
+
+
+@st.composite
+def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
     """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
     k = draw(knobs(exact))
-    cost = draw(step_costs(k["max_num_batched_tokens"], k["max_num_seqs"], exact))
+    speculates = may_speculate and draw(st.booleans()) and (k["enable_prefix_caching"] or k["kv_window"] == (0,))
+    logits = k["max_num_batched_tokens"] if speculates else k["max_num_seqs"]
+    cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
+    more = draw(speculation(k, cost, exact)) if speculates else ()
     rows = draw(requests(k["max_model_len"], exact))
     if k["enable_prefix_caching"] and draw(st.sampled_from([True, True, False])):
         rows = draw(with_shared_text(rows))
-    return Scenario(rows, k, cost)
+    return Scenario(rows, k, cost, *more)

@@ -66,6 +66,7 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
         "replicas": Replicas(
             names=("h100-sxm",),
             gpus=np.ones(1, "i8"),
+            usd_per_hour=np.array([[2.0, 3.0]]),
             rows=np.zeros(1, state.REPLICA),
             usable_blocks=np.array([memory.num_gpu_blocks - 1]),
             available=np.array([float(np.max(last))]),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,6 +128,20 @@ def test_the_residual_points_to_what_is_different(tmp_path, engine, named):
     path = vllm_json(tmp_path / "r.json", engine, request_rate=20)
     (document,) = validate(scenario_of(), read_results([path]))
     assert named in document["points_to"]
+
+
+def test_without_requests_the_workload_is_drawn_from_the_scenario(tmp_path):
+    document = json.loads(Path(vllm_json(tmp_path / "r.json", TRUE, request_rate=10)).read_text())
+    for key in ("input_lens", "output_lens", "ttfts", "itls", "start_times", "queue_times"):
+        del document[key]
+    (one,) = read_results([write(tmp_path / "summary.json", document)])
+    assert one.requests is None
+    (outcome,) = validate(scenario_of(TRUE), [one])
+    assert outcome["errors"]["mean_tpot_ms"]["error"] == pytest.approx(0, abs=1e-6)  # the same seed draws the same
+    assert any("drawn from the scenario" in note for note in outcome["notes"])
+    assert outcome["points_to"] == ""
+    with pytest.raises(InputError, match="not identified"):
+        fit_overheads(scenario_of(), [one], ["step", "sequence", "request"])  # two numbers, three unknowns
 
 
 def test_least_squares_with_bounds():

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from shared import SHARED, needs_shared
 
 from infersim.cluster.clients import Clients
 from infersim.cluster.front import Front
@@ -16,11 +17,12 @@ from infersim.engine import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.summary import summarize
-from infersim.run import run
+from infersim.run import run, simulate
 from infersim.spec.cluster import Cluster
 from infersim.spec.errors import InputError
 from infersim.spec.scenario import build_scenario
-from infersim.workload.requests import Requests
+from infersim.workload.build import build_requests
+from infersim.workload.requests import Requests, own_text
 
 CHAT = {
     "model": "Llama-3.1-8B",
@@ -203,6 +205,60 @@ def test_prefix_index_remembers_the_longest_common_prefix():
     assert index.overlap(0).tolist() == [0, 20]
     index.forget(1)
     assert index.overlap(1).tolist() == [0, 0]
+
+
+@needs_shared
+def test_kv_aware_routing_beats_round_robin_on_the_mooncake_conversations():
+    """Half the blocks that conversations have in common are in one replica only: going there saves their prefill."""
+    trace = str(SHARED / "data" / "traces" / "mooncake_conversation.jsonl.gz")
+    found = {}
+    for policy in ("round-robin", "kv-aware"):
+        data = {"workload": {"trace": trace, "num_requests": 3000}, "cluster": {"replicas": 8, "router": policy}}
+        found[policy] = summarize(run(build_scenario(CHAT | data, "test")))
+    ttft = {policy: document["metrics"]["mean_ttft_ms"] for policy, document in found.items()}
+    assert ttft["kv-aware"] < 0.85 * ttft["round-robin"]
+
+
+def test_kv_aware_routing_loses_when_one_prefix_takes_nearly_all_traffic():
+    """Where the prefix is cached the next request is cheap, so nearly all go there and decode in one crowded batch,
+    although each other replica would have to compute the prefix only once; the more the cache weighs, the worse."""
+    n, k = 1000, 8
+    random = np.random.default_rng(9)
+    segments = {
+        "segment_offsets": np.arange(n + 1),
+        "segment_ids": np.where(random.random(n) < 0.97, 0, np.arange(n)),
+        "segment_lengths": np.full(n, 8000, "i4"),
+    }
+    arrival = np.cumsum(random.exponential(1 / 60, n))
+    requests = Requests(arrival, np.full(n, 8100, "i4"), np.full(n, 300, "i4"), np.arange(n), **segments)
+    e2el = []
+    for router in ("round-robin", {"policy": "kv-aware", "overlap_weight": 4}):
+        result = simulate(scenario_of({"replicas": k, "router": router}), requests)
+        e2el.append(summarize([result])["metrics"]["mean_e2el_ms"])
+    assert e2el[1] > 1.5 * e2el[0]
+
+
+def test_a_match_is_what_the_engine_then_finds():
+    """Sessions in KV pools too small for them: what a replica is said to have cached is what its next step reuses."""
+    scenario = scenario_of({"replicas": 2}, turns=6, request_rate=4, num_requests=300)
+    requests = build_requests(scenario.workload, 0, None)
+    knobs = deployment_of(scenario).knobs()
+    knobs["num_gpu_blocks"] = 601
+    knobs["max_model_len"] = 9000
+    fleet = Fleet([ReplicaSpec(knobs, deployment_of(scenario).step_cost())] * 2, shares_text=True)
+    n = len(requests)
+    columns = (requests.prompt_tokens, requests.output_tokens, requests.output_tokens, n)
+    fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
+    found = []
+    for i in range(n):
+        fleet.advance()
+        expected = fleet.match(i).copy()
+        fleet.send(i, i % 3 % 2, 100.0 * i)
+        fleet.advance()
+        if fleet.requests["status"][i] == state.COMPLETED:  # some are longer than 9000 tokens
+            assert fleet.requests["num_cached_tokens"][i] == expected[i % 3 % 2]
+            found.append(int(expected.max()))
+    assert 0 < np.count_nonzero(found) < len(found)
 
 
 def test_thousand_replicas():

@@ -251,7 +251,8 @@ def test_a_better_device_is_never_slower(hardware, change, factor):
     assert (after.linear.sum(1) <= before.linear.sum(1) * (1 + 1e-12)).all()
     assert (after.head.sum(1) <= before.head.sum(1) * (1 + 1e-12)).all()
     for name in before.attention.dtype.names:
-        assert (after.attention[name] <= before.attention[name] * (1 + 1e-12)).all()
+        rises = after.attention[name] > before.attention[name] * (1 + 1e-12)
+        assert name.endswith(("_axes", "_grid")) or not rises.any()
 
 
 @pytest.mark.parametrize("hardware", MACHINES)

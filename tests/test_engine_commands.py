@@ -45,7 +45,7 @@ def assert_nothing_leaks(fleet: Fleet) -> None:
 
 
 @quick
-@given(scenarios(exact=True), st.data())
+@given(scenarios(exact=True, may_speculate=False), st.data())
 def test_aborted_requests_leave_nothing_behind(scenario, data):
     """Requests aborted at random moments, waiting, running or with steps in flight."""
     fleet = fleet_of(scenario)
@@ -61,7 +61,7 @@ def test_aborted_requests_leave_nothing_behind(scenario, data):
 
 
 @quick
-@given(scenarios(exact=True), st.floats(0, 0.2))
+@given(scenarios(exact=True, may_speculate=False), st.floats(0, 0.2))
 def test_a_dead_replica_forgets_everything_and_serves_again(scenario, time):
     """After a failure the survivors of the other replica are untouched, and the dead one takes new requests."""
     fleet, alone = fleet_of(scenario, replicas=2), fleet_of(scenario)

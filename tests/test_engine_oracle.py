@@ -5,15 +5,30 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given, settings
-from strategies import COLUMNS, Scenario, scenarios
+from strategies import COLUMNS, InTurn, Scenario, scenarios
 
 from infersim.engine import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 
 
 def fleet_of(scenario: Scenario, replicas: int = 1, keep_gaps: bool = False) -> Fleet:
-    spec = ReplicaSpec(make_knobs(**scenario.knobs), scenario.cost)
-    return Fleet([spec] * replicas, keep_gaps=keep_gaps, shares_text=shares_text(scenario))
+    return Fleet(
+        [replica_of(scenario)] * replicas,
+        keep_gaps=keep_gaps,
+        shares_text=shares_text(scenario),
+        acceptance=None if scenario.draft is None else InTurn(scenario.accepted),
+    )
+
+
+def replica_of(scenario: Scenario) -> ReplicaSpec:
+    ours = {name: value for name, value in scenario.knobs.items() if name not in ("drafts", "draft_passes", "depth")}
+    drafts = np.array(scenario.knobs.get("drafts", ()), "i4")
+    return ReplicaSpec(make_knobs(**ours), scenario.cost, scenario.draft, drafts)
+
+
+def expected_of(scenario: Scenario) -> oracle.Outcome:
+    price = oracle.price_from_step_cost(scenario.cost, scenario.draft)
+    return oracle.simulate(scenario.requests, scenario.knobs, price, scenario.accept)
 
 
 def shares_text(scenario: Scenario) -> bool:
@@ -61,7 +76,8 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
             assert got["num_cached_tokens"] == want.num_cached_tokens
             for name in ("scheduled", "first_token", "last_token"):
                 assert got[name] == pytest.approx(getattr(want, name), rel=tolerance, abs=tolerance)
-            gaps += list(np.diff(want.token_times))
+            assert got["num_accepted_tokens"] == want.num_accepted
+            gaps += list(np.diff(want.chunk_times))
     replica = fleet.replicas[0]
     assert replica["num_steps"] == expected.num_steps
     assert replica["num_preemptions"] == expected.num_preemptions
@@ -79,7 +95,7 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
 @given(scenarios(exact=True))
 def test_decides_as_the_oracle(scenario):
     """Times that floating point adds without rounding: ties are frequent, and every decision must be the same."""
-    expected = oracle.simulate(scenario.requests, scenario.knobs, oracle.price_from_step_cost(scenario.cost))
+    expected = expected_of(scenario)
     assert_agree(run(scenario), expected, exact=True)
 
 
@@ -87,7 +103,7 @@ def test_decides_as_the_oracle(scenario):
 @given(scenarios(exact=False))
 def test_times_agree_to_1e_9(scenario):
     """Arbitrary prices."""
-    expected = oracle.simulate(scenario.requests, scenario.knobs, oracle.price_from_step_cost(scenario.cost))
+    expected = expected_of(scenario)
     assert_agree(run(scenario), expected, exact=False)
 
 
@@ -114,11 +130,11 @@ def test_where_it_is_stopped_changes_nothing(scenario, data):
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-@given(scenarios(exact=True), scenarios(exact=True))
+@given(scenarios(exact=True, may_speculate=False), scenarios(exact=True, may_speculate=False))
 def test_replicas_do_not_disturb_each_other(one, other):
     """Two replicas of a fleet run as each would alone, one after another or in turns."""
     for mask in (0, state.FINISHED):
-        specs = [ReplicaSpec(make_knobs(**s.knobs), s.cost) for s in (one, other)]
+        specs = [replica_of(s) for s in (one, other)]
         fleet = Fleet(specs, shares_text=shares_text(one) or shares_text(other))
         submit(fleet, one.requests, 0)
         submit(fleet, other.requests, 1)
@@ -156,8 +172,8 @@ def test_kept_gaps_are_the_token_times(scenario):
     fleet = fleet_of(scenario, keep_gaps=True)
     submit(fleet, scenario.requests)
     fleet.advance()
-    expected = oracle.simulate(scenario.requests, scenario.knobs, oracle.price_from_step_cost(scenario.cost))
+    expected = expected_of(scenario)
     for q, want in enumerate(expected.records):
         start = fleet.gap_offset[q]
-        got = fleet.gaps[start : start + max(want.outputs - 1, 0)]
-        assert np.allclose(got, np.diff(want.token_times), rtol=1e-6)
+        gaps = np.diff(want.chunk_times)  # drafts come with another token
+        assert np.allclose(fleet.gaps[start : start + len(gaps)], gaps, rtol=1e-6)

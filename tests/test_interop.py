@@ -145,7 +145,7 @@ def test_exports(tmp_path):
         assert outcome.exit_code == 0, outcome.output
     words = (tmp_path / "o" / "vllm.sh").read_text()
     for flag in ("--tensor-parallel-size 4", "--kv-cache-dtype fp8", "--max-num-seqs 1024", "--max-model-len 131072",
-                 "--gpu-memory-utilization 0.92", "--no-enable-prefix-caching"):  # fmt: skip
+                 "--gpu-memory-utilization 0.92", "--enable-prefix-caching"):  # fmt: skip
         assert flag in words, flag
     assert "--tp-size 4" in (tmp_path / "o" / "sglang.sh").read_text()
     assert "--tp_size 4" in (tmp_path / "o" / "trtllm.sh").read_text()

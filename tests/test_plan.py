@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
-from infersim.explain.cost import num_gpus
+from infersim.explain.cost import cost_of, num_gpus
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
 from infersim.planning.bounds import bounds_of
@@ -225,3 +225,18 @@ def test_a_single_candidate_is_the_scenario(small):
     other.write_text(yaml.safe_dump(data | {"hardware": "h100-sxm"}))
     runs = [measure(run(load_scenario(other, [f"simulation.seed={seed}"]))[0]) for seed in range(4)]
     assert answer["best"]["metrics"]["p99_ttft_ms"] == pytest.approx(sum(r["p99_ttft_ms"] for r in runs) / 4)
+
+
+@pytest.mark.parametrize("settings", [[], ["parallelism.tensor=2"], ["cluster.replicas=3"]])
+def test_prices_apart_pay_the_hour(settings):
+    """Prompt and output tokens at their own prices add up to the hourly cost; busy time is divided, not invented."""
+    result = run(load_scenario("llama-8b-h100", ["workload.num_requests=300", *settings]))[0]
+    metrics = measure(result)
+    cost = cost_of(result, metrics)
+    apart = cost["usd_per_million_apart"]
+    prompts = metrics["total_token_throughput"] - metrics["output_throughput"]
+    for i, hourly in enumerate(cost["usd_per_hour"]):
+        per_second = (prompts * apart["prompt"][i] + metrics["output_throughput"] * apart["output"][i]) / 1e6
+        assert per_second * 3600 == pytest.approx(hourly)
+    assert apart["cached_prompt"] is None
+    assert 0 < apart["prompt"][0] < apart["output"][0]

@@ -148,7 +148,7 @@ def test_all_errors_at_once():
         "x.yaml: engine.block_size: must be a whole number",
         "x.yaml: engine.watermark: must be less than 1", "x.yaml: precision.weights: must be one of auto",
         "x.yaml: parallelism: expert must divide", "x.yaml: slo.p98_ttft_ms: unknown key; did you mean p9",
-        "x.yaml: slo.p99_ttft_ms: must be a time in ms", "x.yaml: speculation: must be null",
+        "x.yaml: slo.p99_ttft_ms: must be a time in ms", "x.yaml: speculation.num_speculative_tokens: missing",
         "x.yaml: simulation.seed: must be a whole number >= 0", "x.yaml: simulation.warmup: must be a time",
         "x.yaml: cluster.replicas: must be a whole number >= 1", "--set engine.: must be key=value",
         "--set nonsense: must be key=value",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.cost.roofline import add_time, rate, zero_split
+from infersim.cost.roofline import add_time, peak_flops, rate, zero_split
 from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .cases import Case, amounts
@@ -16,7 +16,7 @@ HELD_OUT = 3  # every third shape is held out
 
 PARAMETERS = {
     "gemm": ("bandwidth", "flops", "fixed", "knee"),
-    "attention_prefill": ("bandwidth", "flops", "fixed", "knee"),
+    "attention_prefill": ("flops", "fixed"),  # arithmetic binds at every length: bytes cannot be seen beside it
     "attention_decode": ("bandwidth", "fixed"),  # FLOPs and bytes both grow with the keys: one cannot tell them apart
     "elementwise": ("bandwidth", "fixed"),
     "collective": ("bandwidth", "fixed"),
@@ -81,9 +81,14 @@ def fit_class(key: str, measurements: list[Measurement], hardware: Hardware, sou
     fitted, held = split(measurements)
     names = PARAMETERS[key.partition(".")[0]]
     least = min(one.seconds / sum(op.count for op, _ in one.case.work) for one in measurements)
+    reached = {"bandwidth": 0.0, "flops": 0.0}  # no share is smaller than what some case reaches
+    for one in fitted:
+        moved, flops = amounts(one.case)
+        reached["bandwidth"] = max(reached["bandwidth"], moved / one.seconds / hardware.memory_bandwidth)
+        reached["flops"] = max(reached["flops"], flops / one.seconds / peak_flops(hardware, one.case.work[0][0]))
     choices = {
-        "bandwidth": Parameter("bandwidth", 0.6, 1e-3, 1.0),
-        "flops": Parameter("flops", 0.5, 1e-4, 1.0),
+        name: Parameter(name, min(1.0, 1.1 * max(share, 1e-4)), 1e-4, 1.0) for name, share in reached.items()
+    } | {
         "fixed": Parameter("fixed", 0.5 * least, 1e-10, 10 * least),
         "knee": Parameter("knee", 3.0, 1.0, 30.0),
     }
@@ -97,7 +102,9 @@ def fit_class(key: str, measurements: list[Measurement], hardware: Hardware, sou
         device = with_row(hardware, key, candidate)
         return np.array([np.log(predict(one.case, device) / one.seconds) for one in chosen])
 
-    values = search(lambda v: mean_error(errors(row(v), fitted)), [choices[name] for name in names])
+    rough = search(lambda v: float(np.abs(errors(row(v), fitted)).mean()), [choices[name] for name in names])
+    nearby = [choices[name]._replace(start=rough[name]) for name in names]
+    values = search(lambda v: mean_error(errors(row(v), fitted)), nearby)
     found = row(values)
     described = {"fitted": str(Errors(np.abs(np.expm1(errors(found, fitted)))))}
     if held:

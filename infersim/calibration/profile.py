@@ -75,11 +75,15 @@ def calibrate(
     hardware = base or measured_peaks(measurements, info)
     stack = f"torch {info['torch']}"
     source = f"infersim calibrate device: {stack} on {info['device']}"
+    others = hardware.efficiency
     hardware = fit_all(measurements, hardware.model_copy(update={"efficiency": {}}), source)
+    classes = {key.partition(".")[0] for key in hardware.efficiency}
+    kept = {key: row for key, row in others.items() if key.partition(".")[0] not in classes}
+    hardware = hardware.model_copy(update={"efficiency": kept | hardware.efficiency})
     needed = ["gemm.bf16", "attention_prefill", "attention_decode", "elementwise"]
     if missing := [key for key in needed if key not in hardware.efficiency]:
         words = ", ".join(missing)
-        notes = [*notes, f"too few sound measurements of {words}: the efficiency there is another device's, assumed"]
+        notes = [*notes, f"too few sound measurements of {words}: the efficiency there stays as it was"]
     sound = {one.case.kind: one.seconds for one in measurements if not one.rejected}
     if "launch_eager" in sound and "launch_graph" in sound:
         eager, graph = (float(f"{sound[f'launch_{how}']:.4g}") for how in ("eager", "graph"))

@@ -185,6 +185,72 @@ def engines(as_json: Json = False) -> None:
     (_print_json if as_json else _print_yaml)(rows)
 
 
+@app.command("break-even")
+@guarded
+def break_even(
+    scenario: Annotated[str, Argument(help="Scenario name or path.")],
+    overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override.")] = None,
+    context: Annotated[int, Option(min=1, help="Tokens of context of every sequence.")] = 1024,
+    as_json: Json = False,
+) -> None:
+    """Where speculation, INT4 weights and early exit stop paying for a deployment."""
+    from infersim.deployment import deployment_of
+    from infersim.explain import break_even as economics
+    from infersim.spec.scenario import load_scenario
+    from infersim.workload.acceptance import acceptance_table
+
+    description = load_scenario(scenario, overrides or [])
+    deployment = deployment_of(description.model_copy(update={"early_exit": None}))
+    context = min(context, deployment.engine.max_model_len)
+    document: dict[str, Any] = {
+        "context": context,
+        "int4_crossover_rows": economics.int4_crossovers(deployment.hardware),
+    }
+    if deployment.speculation is not None:
+        cost, draft = deployment.step_cost(), deployment.draft_cost()
+        tokens = acceptance_table(deployment.speculation).tokens_by_drafts(len(draft.passes) - 1)
+        seqs = deployment.engine.max_num_seqs
+        rows = economics.speculation_over_batch(cost, draft, tokens, context, seqs)
+        over_context = economics.speculation_over_context(cost, draft, tokens, 32, deployment.engine.max_model_len)
+        document["speculation"] = {
+            "method": deployment.speculation.method,
+            "over_batch": rows,
+            "negative_from_batch": economics.crossing(rows, "batch"),
+            "over_context_at_batch_32": over_context,
+            "negative_from_context": economics.crossing(over_context, "context"),
+        }
+    if description.early_exit is not None:
+        parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism, deployment.engine)
+        document["early_exit"] = economics.early_exit_over_batch(description.early_exit, parts, context)
+    if as_json:
+        _print_json(document)
+    else:
+        _print_break_even(document)
+
+
+def _print_break_even(document: dict[str, Any]) -> None:
+    if spec := document.get("speculation"):
+        print(f"speculation ({spec['method']}), {document['context']:,} tokens of context")
+        rows = [
+            {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
+            for row in spec["over_batch"]
+        ]
+        _print_rows(rows)
+        batch, tokens = spec["negative_from_batch"], spec["negative_from_context"]
+        print(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
+        contexts = ", ".join(f"{row['gain']:.3g} at {row['context']:,}" for row in spec["over_context_at_batch_32"])
+        print(f"gain at batch 32 by context: {contexts}{f'; negative from {tokens:,}' if tokens else ''}")
+    else:
+        print("speculation: none in this scenario; --set speculation={...} describes it")
+    kernels = ", ".join(f"{name} from {rows:,}" for name, rows in document["int4_crossover_rows"].items() if rows)
+    print(f"INT4 weights no longer gain over 16 bits (rows of a linear layer): {kernels or 'unknown for this device'}")
+    if exits := document.get("early_exit"):
+        share = exits["needed_share"]
+        print(f"early exit (approximate: outputs change), {exits['policy'].replace('_', ' ')}")
+        print(f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}")
+        _print_rows([{k: f"{v:.3g}" for k, v in row.items()} for row in exits["over_batch"]])
+
+
 @app.command("schema")
 @guarded
 def schema() -> None:

@@ -113,6 +113,7 @@ class Front:
             None if requests.session is None else requests.session.tolist(),
             requests.prompt_tokens.tolist(),
             self.fleet.knobs["block_size"][first : first + k],
+            lambda i: self.fleet.match(self.row[i])[first : first + k],
         )
         if router.signal_age:
             self.clock.add_report(router.signal_age, signals.report)
@@ -326,5 +327,5 @@ class Front:
 
 
 def needs_prefixes(router: RouterSpec) -> bool:
-    """Whether a policy asks what prompts have in common."""
-    return router.policy in ("prefix-aware", "kv-aware") or (router.policy == "weighted" and router.scorers.prefix > 0)
+    """Whether a policy remembers what prompts have in common."""
+    return router.policy == "prefix-aware" or (router.policy == "weighted" and router.scorers.prefix > 0)

@@ -28,6 +28,8 @@ class HandOver(Front):
         n, first = len(requests), spec.decode.replicas
         self.watched = True
         self.prefill: Pool = self.make_pool(spec.prefill.router, first, spec.prefill.replicas, spec.prefill.replicas, 0)
+        self.bytes = 0.0
+        """of KV handed over"""
         self.link = Link(self.clock, spec.transfer.bandwidth)
         columns = (requests.prompt_tokens, 1, 1, n)
         start = fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
@@ -92,6 +94,7 @@ class HandOver(Front):
     def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
         """What still has to be sent: all, or with overlap what did not go while the prompt was computed."""
         size = blocks * self.sites[replica].block_bytes
+        self.bytes += size
         if self.spec.transfer.overlap == "none":
             return size
         meanwhile = self.computed[i] - float(self.fleet.requests["scheduled"][row])
@@ -150,7 +153,7 @@ class HandOver(Front):
             "policy": self.spec.decode.router.policy,
             "prefill_policy": self.spec.prefill.router.policy,
             "handed_over": int((~np.isnan(self.received)).sum()),
-            "transfer_bytes": self.link.bytes,
+            "transfer_bytes": self.bytes,
             "link_busy_share": self.link.busy / end if end > 0 else None,
             "mean_wait_for_room_ms": mean(self.reserved - self.computed),
             "mean_transfer_ms": mean(self.received - self.reserved),

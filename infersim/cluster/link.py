@@ -14,8 +14,6 @@ class Link:
     def __init__(self, clock: Clock, bandwidth: float):
         self.clock = clock
         self.bandwidth = bandwidth
-        self.bytes = 0.0
-        """sent in all"""
         self.busy = 0.0
         """seconds with something to send"""
         self._served = 0.0
@@ -31,7 +29,6 @@ class Link:
         self._catch_up()
         done = self.clock.event()
         heappush(self._flows, (self._served + size, next(self._numbers), done))
-        self.bytes += size
         self._plan()
         return done
 

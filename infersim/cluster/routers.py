@@ -32,7 +32,8 @@ def _shares(policy: str, weights: np.ndarray) -> np.ndarray:
 class Router:
     """Chooses among the replicas 0 ... k - 1 of its pool, for requests 0 ... n - 1.
 
-    weights: f8[k], for weighted-random; block_size: tokens, what kv-aware and prefix tokens are counted in.
+    weights: f8[k], for weighted-random; tree: for policies that remember prefixes; sessions: of the requests;
+    block_size: i8[k], tokens; match: i4[k] of a request, tokens that each replica has cached now, as KV events tell.
     """
 
     def __init__(
@@ -46,12 +47,15 @@ class Router:
         sessions: list[int] | None,
         prompt_tokens: list[int],
         block_size: np.ndarray,
+        match: Callable[[int], np.ndarray],
     ):
         self.spec = spec
         self.signals = signals
         self.weights = weights
         self.sessions = sessions
         self.prompt_tokens = prompt_tokens
+        self.block_size = block_size
+        self.match = match
         self.k = len(weights)
         self.last = -1
         self.draws = draws(n, seed).tolist()
@@ -136,6 +140,13 @@ def _prefix_aware(router: Router, i: int, allowed: np.ndarray | None) -> int:
     return router.least(router.index.sizes, allowed)
 
 
+def _kv_aware(router: Router, i: int, allowed: np.ndarray | None) -> int:
+    """Dynamo's KV router: overlap_weight x blocks of the prompt to compute + blocks in use, by precise KV events."""
+    to_compute = (router.prompt_tokens[i] - router.match(i)) / router.block_size
+    in_use = router.signals.kv_usage * router.signals.blocks
+    return router.least(router.spec.overlap_weight * to_compute + in_use, allowed)
+
+
 def _weighted(router: Router, i: int, allowed: np.ndarray | None) -> int:
     """llm-d: weighted sum of scores from 0 to 1 (Gateway API Inference Extension's queue, kv and prefix scorers)."""
     signals, weights = router.signals, router.spec.scorers
@@ -166,5 +177,6 @@ POLICIES: dict[str, Callable[[Router, int, np.ndarray | None], int]] = {
     "least-kv": _least_kv,
     "session": _session,
     "prefix-aware": _prefix_aware,
+    "kv-aware": _kv_aware,
     "weighted": _weighted,
 }

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from infersim.engine.price import Depths
+from infersim.engine.price import Depths, StepCost
 from infersim.models.architecture import Model
 from infersim.spec.early_exit import EarlyExit
 from infersim.spec.engine import ResolvedEngine
@@ -63,3 +63,34 @@ def _backfill(early_exit: EarlyExit, model: Model, hardware: Hardware, precision
         return write
     share = efficiency(hardware, "gemm", precision.activations).flops
     return write + 2 * keys * model.hidden_size / (share * hardware.flops[precision.activations])
+
+
+def with_early_exit(cost: StepCost, early_exit: EarlyExit, model: Model, max_num_seqs: int) -> StepCost:
+    """The price of steps when a pass may end at an exit, on average over what its sequences do. Approximate.
+
+    A step of up to max_num_seqs tokens counts as so many decodes. leave_alone: nothing is saved; wait_for_all: a pass
+    ends at the first exit at which every sequence has left, which saves the layers behind it, attention's part not
+    counted. Every exit that a pass reaches costs its head. InputError for what only the batch's own simulation tells.
+    """
+    if early_exit.policy == "rebatch":
+        raise InputError(
+            "early_exit.policy: rebatch is not modelled in a run; `infersim show break-even` simulates it; must be"
+            " leave_alone or wait_for_all"
+        )
+    if early_exit.exit_layers[-1] >= model.num_layers:
+        raise InputError(
+            f"early_exit.exit_layers: must be below the {model.num_layers} layers of {model.name}"
+            f" (got {early_exit.exit_layers[-1]})"
+        )
+    n = np.arange(1, min(max_num_seqs, len(cost.linear) - 1, len(cost.head) - 1) + 1)
+    depths = np.array([*early_exit.exit_layers, model.num_layers]) / model.num_layers
+    ends = np.zeros((len(depths), len(n)))
+    ends[-1] = 1.0
+    if early_exit.policy == "wait_for_all":  # where the last of n sequences leaves
+        ends = np.diff(np.cumsum(early_exit.token_shares)[:, None] ** n, axis=0, prepend=0.0)
+    reached = ends[::-1].cumsum(axis=0)[::-1]  # passes that get to the end of each segment
+    linear, head = cost.linear.copy(), cost.head[n].sum(axis=1)
+    whole = linear[n].sum(axis=1)
+    stretch = (ends * depths[:, None]).sum(axis=0) + reached[:-1].sum(axis=0) * head / whole
+    linear[n] *= stretch[:, None]
+    return replace(cost, linear=linear)

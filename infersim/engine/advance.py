@@ -1,9 +1,9 @@
 """All replicas of a fleet over time, one after another or in turns. Compiled; the one entry to the compiled code."""
 
-from .commands import abort, release, reserve
+from .commands import abort, match, release, reserve
 from .njit import compiled
 from .replica import INFINITY, end_step, next_time, start_step
-from .state import ABORT, ADVANCE, RELEASE, RESERVE
+from .state import ABORT, ADVANCE, MATCH, RELEASE, RESERVE
 
 
 @compiled
@@ -58,6 +58,8 @@ def advance(a):
         call.done = reserve(a, call.subject)
     elif call.command == RELEASE:
         call.done = release(a, call.subject, call.until)
+    elif call.command == MATCH:
+        call.done = match(a, call.subject)
     if call.command != ADVANCE:
         return
     if call.event_mask:

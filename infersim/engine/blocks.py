@@ -197,7 +197,9 @@ def hash_until(request, knobs, scheduler, blocks, table, segments, full):
 
 @compiled
 def take_until(request, scheduler, blocks, table, length):
-    """Take blocks, which are known to be free, until each block table has `length`."""
+    """Take blocks, which are known to be free, until each block table has `length`; more stay as they are."""
+    if length <= request.table_length:
+        return
     for t in range(scheduler.num_tables):
         for i in range(t * scheduler.table_stride + request.table_length, t * scheduler.table_stride + length):
             table[i] = take(blocks, scheduler)

@@ -1,6 +1,6 @@
-"""What is done to one request from outside, between two advances: abort it, reserve or release its blocks. Compiled."""
+"""What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
-from .blocks import free_table, identify, look_up, take_until
+from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
 from .njit import compiled
 from .replica import count_outstanding, drop_finished, send
 from .scheduler import allocate, free, remove, share_hits
@@ -88,3 +88,49 @@ def release(a, q, time):
     replica.num_reserved -= 1
     wake(replica, time)
     return True
+
+
+@compiled
+def match(a, q):
+    """Tokens of request q's prompt in each replica's prefix cache (in the rank that has most), to num_matched."""
+    ranks = a.call[0].ranks
+    request = a.requests[q]
+    hashed_size = 0  # of the blocks that `hashes` are about
+    for r in range(a.call[0].num_replicas):
+        knobs = a.knobs[r]
+        a.replicas[r].num_matched = 0
+        for rank in range(r * ranks, (r + 1) * ranks):
+            scheduler = a.schedulers[rank]
+            if scheduler.identified <= 0:
+                continue
+            limit = (request.prompt_tokens - 1) // knobs.block_size
+            if knobs.num_kv_groups == 1 and knobs.kv_window[0] == 0:
+                if knobs.block_size != hashed_size:
+                    chain, segment, offset = 0, 0, 0
+                    for i in range(min(limit, len(a.hashes))):
+                        chain, segment, offset = hash_block(
+                            request, a.segments, knobs.block_size, chain, segment, offset
+                        )
+                        a.hashes[i] = chain
+                    hashed_size = knobs.block_size
+                length = cached_prefix(a.blocks[rank], a.hashes, min(limit, len(a.hashes)))
+            else:
+                awaited, hits, idle = scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks
+                table = a.tables[rank, free_table(scheduler)]
+                length = look_up(request, knobs, scheduler, a.blocks[rank], a.segments, table)
+                scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks = awaited, hits, idle
+            a.replicas[r].num_matched = max(a.replicas[r].num_matched, length * knobs.block_size)
+    return 1
+
+
+@compiled
+def cached_prefix(blocks, hashes, limit):
+    """How many leading hashes of `limit` are cached, by bisection: ends of prompts are evicted before beginnings."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high) // 2
+        if find(blocks, key_of(hashes[middle], 0)) > 0:
+            low = middle + 1
+        else:
+            high = middle
+    return low

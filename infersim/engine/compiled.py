@@ -24,7 +24,8 @@ import llvmlite.binding as llvm
 from .state import Arrays
 
 SOURCES = (
-    "njit.py", "state.py", "blocks.py", "scheduler.py", "replica.py", "commands.py", "advance.py", "compiled.py",
+    "njit.py", "state.py", "blocks.py", "draws.py", "speculation.py", "scheduler.py", "replica.py", "commands.py",
+    "advance.py", "compiled.py",
 )  # fmt: skip
 
 
@@ -80,8 +81,9 @@ def _compile() -> tuple[bytes, dict]:
     resources, bins, kinds = len(state.RESOURCES), state.HISTOGRAM_BINS, state.MAX_ATTENTION_KINDS
 
     def entry(
-        call, replicas, schedulers, knobs, prices, table, steps_priced, attention, sums, scratch, due, requests,
-        segments, blocks, tables, running, steps, counts, step_end, histogram, gaps, gap_offset, events,
+        call, replicas, schedulers, knobs, prices, table, steps_priced, attention, draft_attention, plan, accepted,
+        sums, scratch, due, requests, segments, blocks, tables, hashes, running, steps, drafts, counts, step_end,
+        histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -95,6 +97,9 @@ def _compile() -> tuple[bytes, dict]:
                 carray(table, (c[0].table_size,)),
                 carray(steps_priced, (c[0].table_size,)),
                 carray(attention, (n, kinds)),
+                carray(draft_attention, (n, kinds)),
+                carray(plan, (n, seqs + 1, 2)),
+                carray(accepted, (c[0].num_accepted,)),
                 carray(sums, (n * ranks, kinds)),
                 carray(scratch, (ranks, resources)),
                 carray(due, (2 * c[0].num_leaves,)),
@@ -102,8 +107,10 @@ def _compile() -> tuple[bytes, dict]:
                 carray(segments, (c[0].num_segments,)),
                 carray(blocks, (n * ranks, c[0].num_blocks)),
                 carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
+                carray(hashes, (c[0].num_table_columns,)),
                 carray(running, (n * ranks, seqs)),
                 carray(steps, (n * ranks, flight, seqs)),
+                carray(drafts, (n * ranks, flight, seqs)),
                 carray(counts, (n * ranks, flight)),
                 carray(step_end, (n, flight)),
                 carray(histogram, (bins,)),
@@ -120,7 +127,7 @@ def _compile() -> tuple[bytes, dict]:
     call, replica, scheduler, knobs, price, attention, sums, request, segment, block, event = (
         numba.from_dtype(getattr(state, name)) for name in records
     )
-    f4, f8, i4, i8 = types.float32, types.float64, types.int32, types.int64
+    f4, f8, i2, i4, i8 = types.float32, types.float64, types.int16, types.int32, types.int64
     # in the order of state.Arrays
     elements = (
         call,
@@ -131,6 +138,9 @@ def _compile() -> tuple[bytes, dict]:
         f8,
         i8,
         attention,
+        attention,
+        i4,
+        f8,
         sums,
         f8,
         f8,
@@ -138,8 +148,10 @@ def _compile() -> tuple[bytes, dict]:
         segment,
         block,
         i4,
+        i8,
         i4,
         i4,
+        i2,
         i4,
         f8,
         i8,

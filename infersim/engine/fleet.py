@@ -6,18 +6,22 @@ import numpy as np
 
 from . import state
 from .compiled import load
-from .price import StepCost
+from .draws import make_keys, uniforms
+from .price import Acceptance, DraftCost, StepCost
 
 
 @dataclass(frozen=True)
 class ReplicaSpec:
     """What the engine needs to know of one replica.
 
-    knobs: a state.KNOBS record (np.void); cost: its StepCost.
+    knobs: a state.KNOBS record (np.void); cost: its StepCost; draft: what drafting adds, None without speculation;
+    drafts: i4[max_num_seqs + 1], drafts of a sequence by running sequences.
     """
 
     knobs: np.void
     cost: StepCost
+    draft: DraftCost | None = None
+    drafts: np.ndarray | None = None
 
 
 def make_knobs(**values) -> np.void:
@@ -48,11 +52,20 @@ class Fleet:
 
     replicas: one ReplicaSpec each; ranks: schedulers per replica that step in lock step (data-parallel attention);
     keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token); shares_text: prompts
-    may begin with text of one another, so that prefix caching has to know every block from the start.
+    may begin with text of one another, so that prefix caching has to know every block from the start; acceptance: of
+    drafts, where replicas have them; seed: of the draws.
     Raises ValueError if a replica's KV pool cannot hold one sequence of max_model_len.
     """
 
-    def __init__(self, replicas: list[ReplicaSpec], ranks: int = 1, keep_gaps: bool = False, shares_text: bool = False):
+    def __init__(
+        self,
+        replicas: list[ReplicaSpec],
+        ranks: int = 1,
+        keep_gaps: bool = False,
+        shares_text: bool = False,
+        acceptance: Acceptance | None = None,
+        seed: int = 0,
+    ):
         n = len(replicas)
         self.knobs = np.array([replica.knobs for replica in replicas], state.KNOBS)
         for knobs in self.knobs:
@@ -70,14 +83,16 @@ class Fleet:
         self.schedulers = np.zeros(n * ranks, state.SCHEDULER)
         self.schedulers["waiting_head"] = self.schedulers["waiting_tail"] = -1
         self.schedulers["free_blocks"] = np.repeat(self.knobs["num_gpu_blocks"] - 1, ranks)
-        self.shares_text = shares_text
+        self.shares_text, self.seed = shares_text, seed
         self._make_blocks(ranks)
-        self._load_prices([replica.cost for replica in replicas])
+        self._load_prices(replicas)
+        self._load_speculation(replicas, acceptance)
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
         self.due = np.zeros(2 * int(self.call["num_leaves"][0]))
         self.running = np.zeros((n * ranks, max_num_seqs), "i4")
         self.steps = np.zeros((n * ranks, steps_in_flight, max_num_seqs), "i4")
+        self.drafts = np.zeros((n * ranks, steps_in_flight, max_num_seqs), "i2")
         self.counts = np.zeros((n * ranks, steps_in_flight), "i4")
         self.step_end = np.zeros((n, steps_in_flight))
         self.histogram = np.zeros(state.HISTOGRAM_BINS, "i8")
@@ -124,17 +139,43 @@ class Fleet:
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
         self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
         self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
+        self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
 
-    def _load_prices(self, costs: list[StepCost]) -> None:
+    def _load_speculation(self, replicas: list[ReplicaSpec], acceptance: Acceptance | None) -> None:
+        """Drafts by running sequences, and how many of them are accepted."""
+        n = len(replicas)
+        self.acceptance = acceptance
+        self.accepted = np.zeros(1) if acceptance is None else acceptance.accepted.reshape(-1).astype("f8")
+        self.call["depth"] = 0 if acceptance is None else acceptance.accepted.shape[2]
+        self.call["num_accepted"] = len(self.accepted)
+        self.plan = np.zeros((n, int(self.call["max_num_seqs"][0]) + 1, 2), "i4")
+        self.draft_attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
+        for r, replica in enumerate(replicas):
+            if replica.draft is not None:
+                k = replica.drafts
+                self.plan[r, : len(k), 0], self.plan[r, : len(k), 1] = k, replica.draft.passes[k]
+                self.draft_attention[r, : len(replica.draft.attention)] = self._by_kind(replica)
+
+    @staticmethod
+    def _by_kind(replica: ReplicaSpec) -> np.ndarray:
+        """The drafter's attention, each row with the number of the target's kind of its window, or of the first."""
+        rows, windows = replica.draft.attention.copy(), replica.cost.attention["window"].tolist()
+        for row in rows:
+            row["window"] = windows.index(row["window"]) if row["window"] in windows else 0
+        return rows
+
+    def _load_prices(self, replicas: list[ReplicaSpec]) -> None:
         """Lay each distinct cost's tables into one flat array."""
-        n = len(costs)
+        n = len(replicas)
         self.prices = np.zeros(n, state.PRICE)
         self.attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
         parts, shares, offsets, end = [], [], {}, 0
-        for r, cost in enumerate(costs):
-            knobs = self.knobs[r]
-            if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= knobs["max_num_seqs"]:
+        for r, replica in enumerate(replicas):
+            knobs, cost, draft = self.knobs[r], replica.cost, replica.draft
+            most = 0 if draft is None else int(replica.drafts.max())
+            logits = min(knobs["max_num_seqs"] * (1 + most), knobs["max_num_batched_tokens"])
+            if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= logits:
                 raise ValueError("the cost tables end before max_num_batched_tokens or max_num_seqs")
             if cost.shared is not None and len(cost.shared) <= knobs["max_num_batched_tokens"]:
                 raise ValueError("the table of the ranks' shared work ends before max_num_batched_tokens")
@@ -146,6 +187,21 @@ class Fleet:
                 end = starts[-1]
                 shares.append(np.full(sum(map(len, tables)), cost.issue_share))
             self.prices[r]["linear"], self.prices[r]["head"], self.prices[r]["shared"] = offsets[id(cost)]
+            self.prices[r]["draft_first"] = -1
+            if draft is not None:
+                if id(draft) not in offsets:
+                    tables = [draft.first, draft.once, draft.following]
+                    offsets[id(draft)] = end + np.cumsum([0, *map(len, tables)])
+                    for table in tables:
+                        parts.append(np.zeros((len(table), len(state.RESOURCES))))
+                        parts[-1][:, state.DRAFT] = table
+                        shares.append(np.full(len(table), cost.issue_share))
+                    end = offsets[id(draft)][-1]
+                names = ("draft_first", "draft_once", "draft_following")
+                for name, offset in zip(names, offsets[id(draft)][:3], strict=True):
+                    self.prices[r][name] = offset
+                self.prices[r]["num_draft_kinds"] = len(draft.attention)
+                self.prices[r]["first_attends"] = draft.first_attends
             self.prices[r]["issue_share"] = cost.issue_share
             self.prices[r]["num_kinds"] = len(cost.attention)
             self.attention[r, : len(cost.attention)] = cost.attention
@@ -222,6 +278,10 @@ class Fleet:
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
         new["replica"] = new["next"] = new["prev"] = new["last_step"] = new["table"] = -1
         new["name"] = -1 - np.arange(first, end) if names is None else names
+        if self.acceptance is not None:
+            new["key"] = make_keys(self.seed, "acceptance", new["name"])
+            drawn = uniforms(make_keys(self.seed, "kind", new["name"]), 0)
+            new["acceptance"] = self.acceptance.rows(-1 - new["name"], drawn)
         if segments is not None:
             if not self.shares_text:
                 raise ValueError("segments need a fleet that shares text")
@@ -251,7 +311,8 @@ class Fleet:
         """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
         self._arrival[row] = arrival
         self._replica[row] = replica
-        self._requests["rank"][row] = self._turns(replica, 1)[0]
+        if len(self.schedulers) > len(self.replicas):
+            self._requests["rank"][row] = self._turns(replica, 1)[0]
         self._link(replica, row, row)
 
     def _turns(self, replica: int, n: int) -> np.ndarray:
@@ -291,6 +352,11 @@ class Fleet:
     def release(self, row: int, time: float) -> None:
         """Free the blocks that a completed request kept because its `hold` was set."""
         self._command(state.RELEASE, row, time)
+
+    def match(self, row: int) -> np.ndarray:
+        """i4[R]: tokens of an added request's prompt that each replica's prefix cache has now."""
+        self._command(state.MATCH, row, 0.0)
+        return self.replicas["num_matched"]
 
     def fail(self, replica: int, time: float) -> list[int]:
         """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish.

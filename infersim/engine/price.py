@@ -1,6 +1,7 @@
 """The price of a step: tables of seconds that the compiled loop adds up."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -61,3 +62,16 @@ class Depths:
     backfill: np.ndarray
     shares: np.ndarray
     per_request: bool = False
+
+
+class Acceptance(Protocol):
+    """How many of a step's drafts are accepted.
+
+    accepted: f8[rows, 2, depth], chance that at least i + 1 drafts of a step are accepted, after a step that did not
+    accept all of its own (0) or did (1). A row is a kind of request.
+    """
+
+    accepted: np.ndarray
+
+    def rows(self, request_ids: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """i4[n]: the row of each request (i8[n]); uniform: f8[n] in [0, 1), a draw of each."""

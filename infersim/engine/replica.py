@@ -8,14 +8,16 @@ import math
 
 import numpy as np
 
+from .correction import correction
 from .njit import compiled, inlined
 from .scheduler import free, push_back, push_front, remove, schedule
+from .speculation import draft_attention_time, num_accepted
 from .state import (
     ABORTED,
     ACTIVATIONS,
     COMPLETED,
     COMPUTE,
-    CORRECTION,
+    DRAFT,
     FINISHED,
     HISTOGRAM_BINS,
     HISTOGRAM_FIRST,
@@ -123,25 +125,6 @@ def kernel_time(kv, activations, compute, softness, fixed, split):
 
 
 @compiled
-def place(x, first, knots_per_unit, knots):
-    """Where log2 x (linear between powers of two: a float's bits) stands among a grid's knots."""
-    log2 = np.float64(x).view(np.int64) * 2.0**-52 - 1023.0
-    return min(max((log2 - first) * knots_per_unit, 0.0), knots - 1.0)
-
-
-@compiled
-def correction(axes, grid, work, mean):
-    """What a law's time is multiplied with at so much work, each unit with so many keys."""
-    x = place(work, axes[0], axes[1], CORRECTION[0])
-    y = place(mean, axes[2], axes[3], CORRECTION[1])
-    i, j = min(int(x), CORRECTION[0] - 2), min(int(y), CORRECTION[1] - 2)
-    x, y = x - i, y - j
-    low = grid[i, j] + (grid[i, j + 1] - grid[i, j]) * y
-    high = grid[i + 1, j] + (grid[i + 1, j + 1] - grid[i + 1, j]) * y
-    return math.exp(low + (high - low) * x)
-
-
-@compiled
 def attention_time(sums, attention, num_kinds, split):
     """Seconds of attention in a step, its resources added to split; clears the sums."""
     total = 0.0
@@ -155,11 +138,13 @@ def attention_time(sums, attention, num_kinds, split):
         if s.num_decodes > 0:
             c = correction(row.decode_axes, row.decode_grid, s.num_decodes, s.decode_keys / s.num_decodes)
             kv = c * row.decode_kv * s.decode_keys
-            activations = c * row.decode_activations * s.num_decodes
-            compute = c * row.decode_compute * s.decode_keys
+            activations = c * row.decode_activations * (s.num_decodes + s.more_queries)
+            compute = c * row.decode_compute * (s.decode_keys + s.more_pairs)
             total += kernel_time(kv, activations, compute, row.decode_softness, c * row.decode_fixed, split)
             s.num_decodes = 0
             s.decode_keys = 0
+            s.more_queries = 0
+            s.more_pairs = 0
         if s.prefill_tokens > 0:
             c = correction(row.prefill_axes, row.prefill_grid, s.prefill_tokens, s.prefill_pairs / s.prefill_tokens)
             kv = c * row.prefill_kv * s.prefill_keys
@@ -190,20 +175,33 @@ def price_step(a, r):
     for rank in range(ranks):
         scheduler = a.schedulers[r * ranks + rank]
         tokens += scheduler.num_tokens
-        total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + scheduler.num_scheduled]
+        logits = scheduler.num_scheduled + scheduler.num_verified
+        total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + logits]
+        if price.draft_first >= 0:
+            total += a.table[price.draft_first + scheduler.num_tokens]
+            total += a.table[price.draft_once + scheduler.num_drafting]
+            total += scheduler.draft_passes * a.table[price.draft_following + scheduler.num_drafting]
+            a.scratch[rank, DRAFT] = draft_attention_time(
+                a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
+            )
+            total += a.scratch[rank, DRAFT]
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
             slowest = total
             chosen = rank
     scheduler = a.schedulers[r * ranks + chosen]
     a.steps_priced[price.linear + scheduler.num_tokens] += 1
-    a.steps_priced[price.head + scheduler.num_scheduled] += 1
+    a.steps_priced[price.head + scheduler.num_scheduled + scheduler.num_verified] += 1
+    if price.draft_first >= 0:
+        a.steps_priced[price.draft_first + scheduler.num_tokens] += 1
+        a.steps_priced[price.draft_once + scheduler.num_drafting] += 1
+        a.steps_priced[price.draft_following + scheduler.num_drafting] += scheduler.draft_passes
     if price.shared >= 0:
         row = price.shared + (tokens + ranks - 1) // ranks
         slowest += a.table[row]
         a.steps_priced[row] += 1
     for rank in range(ranks):
-        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH):
+        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT):
             if rank == chosen:
                 a.replicas[r].time_by_resource[resource] += a.scratch[rank, resource] * price.issue_share
             a.scratch[rank, resource] = 0.0
@@ -285,7 +283,7 @@ def end_step(a, r):
     placeholder = 1 if knobs.async_scheduling else 0
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
-        step = a.steps[rank, slot]
+        step, drafts = a.steps[rank, slot], a.drafts[rank, slot]
         finished = False
         for i in range(a.counts[rank, slot]):
             q = step[i]
@@ -293,11 +291,23 @@ def end_step(a, r):
                 continue
             request = requests[q]
             if request.status >= COMPLETED:
-                replica.num_wasted_tokens += 1
+                replica.num_wasted_tokens += 1 + drafts[i]
                 continue
-            tokens = request.num_output_tokens + 1
+            accepted = 0
+            if drafts[i] > 0:
+                accepted = num_accepted(request, a.accepted, call.depth, drafts[i])
+                refused = drafts[i] - accepted
+                if request.status == RUNNING:  # else preempted, and nothing of it is computed
+                    request.num_computed_tokens -= refused
+                request.num_tokens -= placeholder * (1 + drafts[i]) - (1 + accepted)
+                replica.num_drafts += drafts[i]
+                replica.num_accepted += accepted
+                accepted = min(accepted, request.stop_tokens - request.num_output_tokens - 1)
+                request.num_accepted_tokens += accepted
+            else:
+                request.num_tokens += 1 - placeholder
+            tokens = request.num_output_tokens + 1 + accepted
             request.num_output_tokens = tokens
-            request.num_tokens += 1 - placeholder
             last_token = request.last_token
             request.last_token = end
             if last_token == last_end:
@@ -308,7 +318,7 @@ def end_step(a, r):
                 request.first_token = end
                 log_event(call, a.events, replica, q, r, PREFILL_DONE)
             if keep_gaps and tokens > 1:
-                a.gaps[a.gap_offset[q] + tokens - 2] = end - last_token
+                a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
                 finished |= finish(
                     requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank]
@@ -359,8 +369,8 @@ def start_step(a, r):
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
         schedule(
-            requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.sums[rank], a.attention[r],
-            price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
+            requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
+            a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
         )  # fmt: skip
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens

@@ -16,6 +16,7 @@ from .blocks import (
     take_until,
 )
 from .njit import compiled, inlined
+from .speculation import add_verification
 from .state import QUERY_TILE, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
@@ -177,11 +178,13 @@ def set_slots(request, knobs):
 @compiled
 def allocate(request, scheduler, knobs, num_tokens, reserve):
     """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
-    needed = blocks_needed(knobs, request.num_computed_tokens, num_tokens)
+    held = max(num_tokens, request.table_length * knobs.block_size)  # what refused drafts took is kept for the next
+    needed = blocks_needed(knobs, request.num_computed_tokens, held)
     if needed - request.num_blocks + reserve > scheduler.free_blocks:
         return False
     scheduler.free_blocks -= needed - request.num_blocks
     request.num_blocks = needed
+    request.table_length = (held + knobs.block_size - 1) // knobs.block_size
     request.num_hashed_blocks = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
     set_slots(request, knobs)
     return True
@@ -205,7 +208,7 @@ def allocate_identified(request, scheduler, knobs, blocks, tables, segments, num
     table = tables[request.table]
     release_outside_window(request, knobs, scheduler, blocks, table)
     length = (num_tokens + knobs.block_size - 1) // knobs.block_size
-    if scheduler.num_tables * (length - request.table_length) + reserve > scheduler.free_blocks:
+    if scheduler.num_tables * max(length - request.table_length, 0) + reserve > scheduler.free_blocks:
         return False
     extend(request, scheduler, knobs, blocks, table, segments, num_tokens)
     return True
@@ -265,6 +268,7 @@ def free(request, scheduler, blocks, tables):
     else:
         scheduler.free_blocks += request.num_blocks
     request.num_blocks = 0
+    request.table_length = 0
     request.slots = 0
 
 
@@ -279,6 +283,7 @@ def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, s
     request = requests[victim]
     request.status = WAITING
     request.num_computed_tokens = 0
+    request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
     free(request, scheduler, blocks, tables)
@@ -288,12 +293,14 @@ def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, s
 
 @inlined
 def schedule(
-    requests, replica, scheduler, knobs, running, step, sums, attention, num_kinds, blocks, tables, segments
+    requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables,
+    segments,
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
-    samples a token, else its bitwise complement; sums: SUMS[kinds]; blocks, tables: this rank's of state.Arrays.
+    samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
+    sums, blocks and tables this rank's of state.Arrays.
     """
     if scheduler.identified < 0:
         identify(requests, knobs, scheduler, blocks, tables, segments, -1, -1)
@@ -306,7 +313,12 @@ def schedule(
     only_full = num_kinds == 1 and attention[0].window == 0
     placeholder = 1 if knobs.async_scheduling else 0
     longest = knobs.max_model_len - 1
-    num_decodes, decode_keys = 0, 0
+    num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
+    proposed = plan[scheduler.num_running, 0]
+    scheduler.draft_passes = plan[scheduler.num_running, 1]
+    scheduler.num_verified = 0
+    scheduler.num_drafting = 0
+    scheduler.draft_keys = 0
 
     i = 0
     while i < scheduler.num_running and budget > 0:
@@ -314,21 +326,29 @@ def schedule(
         request = requests[q]
         i += 1
         computed = request.num_computed_tokens
-        if request.num_tokens >= request.max_num_tokens:
+        known = request.prompt_tokens + request.num_output_tokens
+        if request.num_tokens > known and known + 1 >= request.max_num_tokens:
             continue  # its last token is in flight
-        n = request.num_tokens - computed
+        own = request.num_tokens - computed
+        if own <= 0:
+            continue  # its next token is not known yet
+        n = own + request.num_drafts
         if 0 < threshold < n:
             n = threshold
         n = min(n, budget, longest - computed)
         if n <= 0:
             continue
-        if computed + n > request.slots:
+        end = min(computed + n + knobs.lookahead, knobs.max_model_len)
+        # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
+        full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
+        missing = end > request.table_length * knobs.block_size
+        if (end > request.slots) & (full | missing | (request.slots == 0)):
             victim = -1
             while True:
                 if scheduler.identified:
-                    if allocate_identified(request, scheduler, knobs, blocks, tables, segments, computed + n, 0):
+                    if allocate_identified(request, scheduler, knobs, blocks, tables, segments, end, 0):
                         break
-                elif allocate(request, scheduler, knobs, computed + n, 0):
+                elif allocate(request, scheduler, knobs, end, 0):
                     break
                 victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
                 preempted = True
@@ -339,12 +359,26 @@ def schedule(
         if n == 1 and only_full:
             num_decodes += 1
             decode_keys += computed + 1
+        elif own == 1 and only_full:
+            num_decodes += 1
+            decode_keys += computed + n
+            more_queries += n - 1
+            more_pairs += (n - 1) * computed + n * (n - 1) // 2
+        elif own == 1 and n > 1:
+            add_verification(sums, attention, num_kinds, computed, n)
         else:
             add_to_sums(sums, attention, num_kinds, computed, n)
         request.last_step = replica.num_steps
         request.num_computed_tokens = computed + n
-        if computed + n == request.num_tokens:
-            request.num_tokens += placeholder
+        verified = max(n - own, 0)
+        drafts[count] = verified
+        if n >= own:
+            request.num_tokens += placeholder * (1 + verified)
+            request.num_drafts = proposed
+            scheduler.num_verified += verified
+            if proposed > 0:
+                scheduler.num_drafting += 1
+                scheduler.draft_keys += computed + own
             step[count] = q
         else:
             step[count] = ~q
@@ -352,6 +386,8 @@ def schedule(
         budget -= n
     sums[0].num_decodes += num_decodes
     sums[0].decode_keys += decode_keys
+    sums[0].more_queries += more_queries
+    sums[0].more_pairs += more_pairs
 
     if not preempted:
         q = scheduler.waiting_head
@@ -414,8 +450,13 @@ def schedule(
             add_to_sums(sums, attention, num_kinds, computed, n)
             request.last_step = replica.num_steps
             request.num_computed_tokens = computed + n
+            drafts[count] = 0
             if computed + n == request.num_tokens:
                 request.num_tokens += placeholder
+                request.num_drafts = proposed
+                if proposed > 0:
+                    scheduler.num_drafting += 1
+                    scheduler.draft_keys += computed + n
                 step[count] = q
             else:
                 step[count] = ~q

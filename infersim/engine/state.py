@@ -51,8 +51,16 @@ REQUEST = np.dtype(
         ("slots", "i4"),  # the step may bring num_computed_tokens up to here with the blocks held
         ("last_token", "f8"),
         ("last_step", "i4"),  # the last step it was in, -1 before
-        ("num_blocks", "i4"),  # KV blocks held
+        ("prompt_tokens", "i4"),
+        ("num_drafts", "i2"),  # drafts that it brings to its next step
+        ("all_accepted", "i1"),  # those of its last step were all accepted
         ("status", "i1"),
+        ("acceptance", "i4"),  # its row in Arrays.accepted
+        ("key", "u8"),  # of its draws
+        ("num_accepted_tokens", "i4"),  # output tokens that were drafts, and so came with another in one chunk
+        ("table_length", "i4"),  # blocks in each of its block tables, freed ones outside a window included
+        ("num_blocks", "i4"),  # KV blocks held
+        ("num_hashed_blocks", "i4"),  # full blocks per block table that have, or could have, their hash
         ("reason", "i1"),
         ("hold", "i1"),  # keep its blocks when it completes, until they are released
         ("replica", "i2"),
@@ -60,7 +68,6 @@ REQUEST = np.dtype(
         ("next", "i4"),  # links of its queue, -1 ends it
         ("prev", "i4"),
         ("num_preemptions", "i4"),
-        ("prompt_tokens", "i4"),
         ("output_tokens", "i4"),  # what the model would generate
         ("max_tokens", "i4"),
         ("arrival", "f8"),
@@ -69,9 +76,7 @@ REQUEST = np.dtype(
         ("first_token", "f8"),
         ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled
         # what only prefix caching touches
-        ("num_hashed_blocks", "i4"),  # full blocks per block table that have, or could have, their hash
         ("table", "i4"),  # its row of block tables while its blocks have an identity, else -1
-        ("table_length", "i4"),  # blocks in each of them, freed ones outside a window included
         ("name", "i8"),  # of its own text: what follows the segments, and what it generates
         ("first_segment", "i8"),  # in Arrays.segments
         ("num_segments", "i4"),
@@ -156,6 +161,7 @@ KNOBS = np.dtype(
         ("reserve_full_isl", "i1"),  # admission gate over the whole sequence
         ("async_scheduling", "i1"),
         ("enable_prefix_caching", "i1"),
+        ("lookahead", "i4"),  # tokens beyond a step's own for which blocks are taken: the drafter writes there
         ("host_step_time", "f8"),
         ("host_sequence_time", "f8"),
         ("host_request_time", "f8"),
@@ -179,9 +185,12 @@ REPLICA = np.dtype(
         ("pending_tail", "i4"),
         ("outstanding", "i4"),  # sent and not finished
         ("num_finished", "i4"),  # completed, rejected or aborted
+        ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_scheduled_tokens", "i8"),
+        ("num_drafts", "i8"),  # verified, and ...
+        ("num_accepted", "i8"),  # ... accepted
         ("num_wasted_tokens", "i8"),  # scheduled for a request that had already ended (async scheduling)
         ("busy_time", "f8"),
         ("last_change", "f8"),  # of `outstanding`
@@ -216,6 +225,10 @@ SCHEDULER = np.dtype(
         ("blocked_request", "i4"),  # the request that the admission gate turned away and nothing helped since, or -1
         ("blocked_need", "i4"),  # blocks that it needs
         ("num_scheduled", "i4"),  # sequences in the step being made
+        ("num_verified", "i4"),  # drafts in it
+        ("num_drafting", "i4"),  # sequences that sample in it and so draft
+        ("draft_passes", "i4"),  # of the drafter after its first
+        ("draft_keys", "i8"),  # tokens before the drafts, of all that draft
         ("num_tokens", "i4"),
     ],
     align=True,
@@ -226,6 +239,8 @@ SUMS = np.dtype(
     [
         ("num_decodes", "i8"),
         ("decode_keys", "i8"),
+        ("more_queries", "i8"),  # of decodes that verify drafts, beyond one each
+        ("more_pairs", "i8"),  # their query-key pairs beyond decode_keys
         ("prefill_tokens", "i8"),
         ("prefill_keys", "i8"),
         ("prefill_pairs", "i8"),
@@ -242,6 +257,12 @@ PRICE = np.dtype(
         ("shared", "i8"),  # offset of the seconds by the mean of all ranks' new tokens, -1 for none
         ("issue_share", "f8"),  # of a step's latency after which the next step may start: 1 without pipeline stages
         ("num_kinds", "i8"),
+        # of drafting, -1 for none: seconds by new tokens, by sequences that draft, and by these for each further pass
+        ("draft_first", "i8"),
+        ("draft_once", "i8"),
+        ("draft_following", "i8"),
+        ("num_draft_kinds", "i8"),
+        ("first_attends", "i8"),
     ],
     align=True,
 )
@@ -251,7 +272,7 @@ PREFILL_DONE, FINISHED, TURNED_AWAY = 1, 2, 4
 EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind", "i4")], align=True)
 
 # What the compiled loop is asked to do: go on, or one thing to one request at the moment `until`.
-ADVANCE, ABORT, RESERVE, RELEASE = range(4)
+ADVANCE, ABORT, RESERVE, RELEASE, MATCH = range(5)
 
 # Sizes of the arrays, and what the caller asks for.
 CALL = np.dtype(
@@ -273,6 +294,8 @@ CALL = np.dtype(
         ("num_table_columns", "i8"),
         ("num_gaps", "i8"),  # 0 = keep the histogram only
         ("event_mask", "i8"),
+        ("depth", "i8"),  # most drafts that a step can accept, 0 without speculation
+        ("num_accepted", "i8"),  # size of Arrays.accepted
         ("max_events", "i8"),
         ("num_events", "i8"),
         ("stuck_replica", "i8"),  # -1, or the replica that made no progress
@@ -292,6 +315,9 @@ class Arrays(NamedTuple):
     table: np.ndarray  # f8[table_size], seconds
     steps_priced: np.ndarray  # i8[table_size], how often each second was used
     attention: np.ndarray  # ATTENTION_PRICE[R, 4]
+    draft_attention: np.ndarray  # ATTENTION_PRICE[R, 4], of the drafters; window: the target's kind that sees the same
+    plan: np.ndarray  # i4[R, max_num_seqs + 1, 2], drafts of a sequence and further passes, by running sequences
+    accepted: np.ndarray  # f8[num_accepted], chances that at least 1, 2, ... drafts are accepted, row after row
     sums: np.ndarray  # SUMS[R * ranks, 4]
     scratch: np.ndarray  # f8[ranks, 8], a rank's attention by resource
     due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
@@ -299,8 +325,10 @@ class Arrays(NamedTuple):
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link
+    hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
     steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight
+    drafts: np.ndarray  # i2[R * ranks, F, max_num_seqs], drafts of each entry
     counts: np.ndarray  # i4[R * ranks, F], entries in each
     step_end: np.ndarray  # f8[R, F], when each ends
     histogram: np.ndarray  # i8[HISTOGRAM_BINS], inter-token gaps

@@ -121,9 +121,11 @@ def latency_terms(result: Result) -> Terms:
         excess = seconds if step > 0 else mean_step
     with_prompt = min(1.0, len(done) / result.num_steps)  # about the share of steps that hold one
     prompt_step = {name: max(seconds[name] + excess[name] / with_prompt, 0.0) for name in RESOURCES}
-    interference = (decode - tokens * step) / math.fsum(excess.values())
+    per_token = work.visits / work.decodes if work.decodes else 1.0
+    interference = (decode - tokens * per_token * step) / math.fsum(excess.values())
     for name in RESOURCES:
-        terms[f"{name}.decode"] = {"output tokens": tokens} | _step_factors(name, seconds[name], moved, result)
+        steps = {"output tokens": tokens, "steps per output token": per_token}
+        terms[f"{name}.decode"] = steps | _step_factors(name, seconds[name], moved, result)
         terms[f"{name}.interference"] = {
             "prompts met while decoding": interference * len(done) / result.num_steps,
             "seconds that one adds": excess[name] * result.num_steps / len(done),

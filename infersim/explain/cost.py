@@ -2,37 +2,66 @@
 
 from typing import Any
 
+from infersim.metrics.result import Result
+from infersim.spec.cluster import Kind
+from infersim.spec.hardware import Hardware
 from infersim.spec.scenario import Scenario
 
-MILLION = 1e6
+from .work import Work
+
+MILLION, HOUR = 1e6, 3600
+
+
+def fleet(scenario: Scenario) -> list[tuple[Hardware, int]]:
+    """Each kind of accelerator, and how many of it all replicas have."""
+    kinds = scenario.cluster.kinds or [Kind(replicas=scenario.cluster.replicas)]
+    return [
+        (kind.hardware or scenario.hardware, (kind.parallelism or scenario.parallelism).num_gpus * kind.replicas)
+        for kind in kinds
+    ]
 
 
 def num_gpus(scenario: Scenario) -> int:
     """Accelerators of all replicas."""
-    return scenario.parallelism.num_gpus * scenario.cluster.replicas
+    return sum(count for _, count in fleet(scenario))
 
 
-def cost_of(scenario: Scenario, metrics: dict[str, float | None], busy_share: float | None) -> dict[str, Any]:
+def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     """GPUs, USD per hour and per million tokens as [low, high], and energy; None where price or power is unknown.
 
-    A prompt token that a prefix cache holds costs no prefill: priced apart once the engine caches prefixes. Energy per
-    output token in J: at the GPUs' power limit while busy and nothing while idle, and at it all the time.
+    Per million tokens: of output alone, of all tokens alike, and apart, by the busy time that is spent on each: prompt
+    tokens that were computed, output tokens, and prompt tokens found in the prefix cache, which cost the reading of
+    their keys. Energy per output token in J: at the GPUs' power limit while busy, and at it all the time.
     """
-    hardware, gpus = scenario.hardware, num_gpus(scenario)
+    gpus, prices = fleet(result.scenario), [hardware.price for hardware, _ in fleet(result.scenario)]
     output, total = metrics["output_throughput"], metrics["total_token_throughput"]
-    hourly = [gpus * hardware.price.low, gpus * hardware.price.high] if hardware.price else None
+    hourly = None
+    if all(prices):
+        pairs = list(zip(prices, (count for _, count in gpus), strict=True))
+        hourly = [sum(price.low * n for price, n in pairs), sum(price.high * n for price, n in pairs)]
 
-    def per_million(throughput: float | None) -> list[float] | None:
-        return [usd / 3600 / throughput * MILLION for usd in hourly] if hourly and throughput else None
+    def per_million(throughput: float | None, share: float = 1.0) -> list[float] | None:
+        return [usd * share / HOUR / throughput * MILLION for usd in hourly] if hourly and throughput else None
 
     joules = None
-    if hardware.tdp and output and busy_share is not None:
-        joules = [gpus * hardware.tdp * share / output for share in (min(busy_share, 1.0), 1.0)]
+    if all(hardware.tdp for hardware, _ in gpus) and output:
+        power = sum(hardware.tdp * count for hardware, count in gpus)
+        busy = result.busy_time / float(result.replicas.available.sum())
+        joules = [power * share / output for share in (min(busy, 1.0), 1.0)]
+    work = Work(result)
+    prompts, computed = (total or 0.0) - (output or 0.0), 1 - work.cached_share
+    replicas = result.scenario.cluster.replicas
+    reading = result.memory.kv_bytes_per_token / result.scenario.hardware.memory_bandwidth / replicas
     return {
-        "gpus": gpus,
+        "gpus": num_gpus(result.scenario),
         "usd_per_hour": hourly,
         "usd_per_million_output_tokens": per_million(output),
         "usd_per_million_tokens": per_million(total),
+        "usd_per_million_apart": {
+            "prompt": per_million(prompts * computed, work.prompt_share),
+            "cached_prompt": per_million(1 / reading if reading else None) if work.cached_share else None,
+            "output": per_million(output, 1 - work.prompt_share),
+        },
         "joules_per_output_token": joules,
-        "price_source": hardware.price.source if hardware.price else None,
+        "price_sources": [price.source for price in prices if price],
     }

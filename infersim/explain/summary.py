@@ -47,7 +47,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "verdict": asdict(verdict),
         "memory": asdict(first.memory),
         "replicas": first.replicas.figures(),
-        "route": first.route | first.replicas.balance(),
+        "route": first.route | first.replicas.paid() | first.replicas.balance(),
         "explain": _explain(results, metrics),
         "tenants": compare_tenants(first),
         "provenance": first.provenance,
@@ -110,6 +110,25 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "mean_kv_usage": over_time(float((rows["block_time"] / blocks).sum())),
         "peak_kv_usage": float((rows["peak_blocks"] / blocks).max()),
         **_prefix_cache(result),
+        "speculation": _speculation(result),
+    }
+
+
+def _speculation(result: Result) -> dict[str, float | str] | None:
+    """What drafts brought: shares of them, and tokens that a sequence got from a step that verified some."""
+    spec = result.scenario.speculation
+    drafts = int(result.replicas.rows["num_drafts"].sum())
+    if spec is None or not drafts:
+        return None
+    accepted = int(result.replicas.rows["num_accepted"].sum())
+    visits = result.replicas.visits
+    chunks = int(np.maximum(visits["num_output_tokens"] - visits["num_accepted_tokens"] - 1, 0).sum(dtype="i8"))
+    return {
+        "method": spec.method,
+        "num_drafts": drafts,
+        "num_accepted": accepted,
+        "acceptance_rate": accepted / drafts,
+        "mean_acceptance_length": 1 + int(visits["num_accepted_tokens"].sum(dtype="i8")) / chunks if chunks else 1.0,
     }
 
 
@@ -136,6 +155,15 @@ def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
     effects = [f"it rejects {over:,} requests" if over else "", f"it cuts {cut:,} outputs short" if cut else ""]
     effect = " and ".join(filter(None, effects)) or f"{result.engine.preset} admits without regard to it"
     lines.append(f"max_tokens {name}: {effect}")
+    if (exits := result.scenario.early_exit) is not None:
+        layers = ", ".join(
+            f"{share:.0%} after {n}" for share, n in zip(exits.token_shares, exits.exit_layers, strict=False)
+        )
+        lines.append(f"early exit is approximate, outputs change: {layers} layers, {exits.policy.replace('_', ' ')}")
+    if result.scenario.speculation is not None:
+        lines.append(
+            "speculation is exact: outputs are drawn from the model's own distribution; acceptance is the scenario's"
+        )
     cached = _prefix_cache(result)["prefix_cache_token_hit_rate"]
     if cached:
         lines.append(f"prefix caching on: {cached:.1%} of the prompt tokens were in the cache")

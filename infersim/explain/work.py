@@ -11,7 +11,7 @@ from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.cost.steptime import compile_step_cost
 from infersim.engine.price import StepCost
-from infersim.engine.state import COMPLETED, HOST, QUERY_TILE, RESOURCES
+from infersim.engine.state import COMPLETED, DRAFT, HOST, QUERY_TILE, RESOURCES
 from infersim.metrics.result import Result
 from infersim.models.architecture import Model
 from infersim.models.catalog import load_model
@@ -49,6 +49,26 @@ class Work:
         r = self.result.requests[self.result.requests["num_output_tokens"] > 0]
         return r["prompt_tokens"].astype("i8"), r["num_output_tokens"].astype("i8")
 
+    @cached_property
+    def _cached(self) -> np.ndarray:
+        """i8[n]: prompt tokens of `_served` that were found in the prefix cache."""
+        r = self.result.requests
+        return r[r["num_output_tokens"] > 0]["num_cached_tokens"].astype("i8")
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that were found in the prefix cache."""
+        prompts = int(self._served[0].sum())
+        return int(self._cached.sum()) / prompts if prompts else 0.0
+
+    @property
+    def prompt_share(self) -> float:
+        """Share of the busy time that prompts take: what steps take longer than pure decode steps."""
+        if not self.result.num_steps:
+            return 0.0
+        whole, decode = sum(self.mean_step().values()), sum(self.decode_step()[0].values())
+        return min(max(1 - decode / whole, 0.0), 1.0)
+
     @property
     def output_tokens(self) -> int:
         return int(self._served[1].sum())
@@ -58,26 +78,39 @@ class Work:
         """Tokens made by decode steps: all but each request's first."""
         return self.output_tokens - len(self._served[1])
 
+    @property
+    def visits(self) -> int:
+        """Times that a sequence was in a decode step: each makes one token, or several with speculation."""
+        return int(self.result.itl_histogram.sum())
+
+    @property
+    def tokens_per_visit(self) -> float:
+        """Tokens that a sequence has in a decode step: one, and the drafts that are verified with it."""
+        if self.result.scenario.speculation is None or not self.visits:
+            return 1.0
+        prompts = int((self._served[0] - self._cached).sum())
+        return max((self.result.num_scheduled_tokens - prompts) / self.visits, 1.0)
+
     def decode_keys(self, window: int = 0) -> float:
         """Keys that all decode tokens saw."""
         return float(decode_keys(*self._served, window).sum())
 
     def sums(self, window: int = 0) -> Sums:
         """The sums of all steps of the run as layers of this window see them."""
-        prompt = self._served[0]
+        prompt, cached = self._served[0], self._cached
         inside = np.minimum(prompt, abs(window)) if window else prompt
-        pairs = inside * (inside + 1) // 2 + (prompt - inside) * inside if window >= 0 else _chunked(prompt, -window)
+        pairs = _pairs(prompt, window) - _pairs(cached, window)
         tokens = self.result.num_scheduled_tokens
         return {
             "step": self.result.num_steps,
             "tokens": tokens,
             "sequences": self.output_tokens,
-            "decodes": self.decodes,
-            "decode_keys": self.decode_keys(window),
-            "prefill_tokens": max(tokens - self.decodes, 0),
+            "decodes": self.visits,
+            "decode_keys": self.decode_keys(window) * self.visits / max(self.decodes, 1),
+            "prefill_tokens": max(tokens - self.visits * self.tokens_per_visit, 0.0),
             "prefill_keys": float(inside.sum()),
             "prefill_pairs": float(pairs.sum()),
-            "query_tiles": float((-(-prompt // QUERY_TILE)).sum()),
+            "query_tiles": float((-(-(prompt - cached) // QUERY_TILE)).sum()),
         }
 
     def routed(self, operator: Operator) -> Sums:
@@ -135,21 +168,22 @@ class Work:
     @property
     def decode_batch(self) -> float:
         """Sequences that a step decodes, on average."""
-        return self.decodes / self.result.num_steps if self.result.num_steps else 0.0
+        return self.visits / self.result.num_steps if self.result.num_steps else 0.0
 
     def decode_step(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds by resource, and bytes by kind, of a pure decode step of the average batch and context.
 
-        The host's part is what was exposed on average in the run.
+        The host's part, and that of drafting, is what it was on average in the run.
         """
         batch = self.decode_batch
         seconds = dict.fromkeys(RESOURCES, 0.0)
         if not self.decodes:
             return seconds, dict.fromkeys(KINDS, 0.0)
         cost = self._cost
-        split = _between(cost.linear, batch) + _between(cost.head, batch)
+        tokens = batch * self.tokens_per_visit
+        split = _between(cost.linear, tokens) + _between(cost.head, tokens)
         if cost.shared is not None:
-            split += _between(cost.shared, batch)
+            split += _between(cost.shared, tokens)
         for row in cost.attention:
             keys = batch * self.decode_keys(int(row["window"])) / self.decodes
             kv, activations = float(row["decode_kv"]) * keys, float(row["decode_activations"]) * batch
@@ -160,7 +194,8 @@ class Work:
             for name, share in bound.items():
                 split[RESOURCES.index(name)] += time * share
             split[RESOURCES.index("launch")] += float(row["decode_fixed"])
-        split[HOST] += self.result.time_by_resource[HOST] / self.result.num_steps
+        for resource in (HOST, DRAFT):
+            split[resource] += self.result.time_by_resource[resource] / self.result.num_steps
         return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_bytes(batch)
 
     def mean_step(self) -> dict[str, float]:
@@ -174,7 +209,8 @@ class Work:
         moved = dict.fromkeys(KINDS, 0.0)
         for operator in self.operators:
             keys = batch * self.decode_keys(operator.window) / self.decodes
-            sums = {"step": 1.0, "tokens": batch, "sequences": batch, "decodes": batch, "decode_keys": keys}
+            tokens = batch * self.tokens_per_visit
+            sums = {"step": 1.0, "tokens": tokens, "sequences": tokens, "decodes": batch, "decode_keys": keys}
             if operator.per in sums:
                 sums = operator.routed(sums)
                 for kind in KINDS:
@@ -202,6 +238,14 @@ def decode_keys(prompt: np.ndarray, output: np.ndarray, window: int = 0) -> np.n
         return steps * prompt + steps * (steps + 1) // 2
     inside = np.clip(window - prompt, 0, steps)
     return inside * prompt + inside * (inside + 1) // 2 + (steps - inside) * window
+
+
+def _pairs(tokens: np.ndarray, window: int) -> np.ndarray:
+    """Query-key pairs of so many tokens from the start, as layers of the window see them."""
+    if window < 0:
+        return _chunked(tokens, -window)
+    inside = np.minimum(tokens, window) if window else tokens
+    return inside * (inside + 1) // 2 + (tokens - inside) * inside
 
 
 def _chunked(end: np.ndarray, chunk: int) -> np.ndarray:

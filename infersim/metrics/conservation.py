@@ -7,7 +7,7 @@ import numpy as np
 
 from infersim.engine.state import COMPLETED
 
-from .latency import count
+from .latency import count, num_gaps
 from .result import Result
 
 RELATIVE_ERROR = 1e-9
@@ -44,8 +44,8 @@ def _counts(result: Result) -> Iterator[str]:
     # every token in that was not cached, and every token out but the last, goes through a step; recomputation only adds
     if result.num_scheduled_tokens < int((done["prompt_tokens"] - done["num_cached_tokens"] + outputs - 1).sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
-    if int(result.itl_histogram.sum()) != int(np.maximum(r["num_output_tokens"].astype("i8") - 1, 0).sum()):
-        yield "there are not as many inter-token gaps as tokens between"
+    if int(result.itl_histogram.sum()) != int(num_gaps(r).sum()):
+        yield "there are not as many inter-token gaps as chunks between"
 
 
 def _order(result: Result) -> Iterator[str]:

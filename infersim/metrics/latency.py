@@ -1,8 +1,9 @@
 """Latencies, throughputs and goodput as `vllm bench serve` defines them (vLLM 0.33, benchmarks/serve.py).
 
     ttft   first token - sent                    tpot   (last token - first token) / (output tokens - 1)
-    e2el   last token - sent                     itl    each gap between two tokens of a request, all requests pooled
+    e2el   last token - sent                     itl    each gap between two chunks of a request, all requests pooled
 
+A chunk is what one step of the engine emits: a token, or with speculation also the drafts that were accepted with it.
 `sent` is after the client's wait for a place under max_concurrency. Only completed requests count. Requests of one
 token have no tpot (for goodput it is 0) and no gap. Percentiles interpolate linearly (numpy's default). Durations run
 from the start, when the client begins to wait for its first request, to the last completion; with a warm-up, from its
@@ -69,10 +70,15 @@ def measure(result: Result) -> dict[str, float | None]:
             for name, value in zip(PERCENTILES, np.percentile(values, list(PERCENTILES.values())), strict=True):
                 metrics[f"{name}_{metric}_ms"] = float(value) * 1e3
     if many.any():
-        metrics["mean_itl_ms"] = float(generation[many].sum() / (outputs[many] - 1).sum()) * 1e3
+        metrics["mean_itl_ms"] = float(generation[many].sum() / num_gaps(done).sum()) * 1e3
         for name, value in zip(PERCENTILES, _itl_percentiles(result), strict=True):
             metrics[f"{name}_itl_ms"] = float(value) * 1e3
     return metrics
+
+
+def num_gaps(requests: np.ndarray) -> np.ndarray:
+    """i8[n]: gaps between the chunks of each request."""
+    return np.maximum(requests["num_output_tokens"].astype("i8") - requests["num_accepted_tokens"] - 1, 0)
 
 
 def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarray]:
@@ -107,7 +113,7 @@ def _itl_percentiles(result: Result) -> np.ndarray:
     percentiles = list(PERCENTILES.values())
     if result.itl_gaps is None:
         return histogram_percentiles(result.itl_histogram, percentiles)
-    gaps = np.maximum(result.requests["num_output_tokens"].astype("i8") - 1, 0)[result.measured]
+    gaps = num_gaps(result.requests[result.measured])
     starts = result.itl_offsets[result.measured]
     rows = np.repeat(starts - (np.cumsum(gaps) - gaps), gaps) + np.arange(gaps.sum())
     return np.percentile(result.itl_gaps[rows], percentiles)

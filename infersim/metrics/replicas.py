@@ -16,6 +16,8 @@ class Replicas:
     """of each: the device it runs on"""
     gpus: np.ndarray
     """i8[R]: GPUs of each"""
+    usd_per_hour: np.ndarray
+    """f8[R, 2]: low and high price of each, NaN if unknown"""
     rows: np.ndarray
     """engine.state.REPLICA[R]"""
     usable_blocks: np.ndarray
@@ -51,6 +53,15 @@ class Replicas:
             "peak_kv_usage": rows["peak_blocks"] / blocks,
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def paid(self) -> dict[str, Any]:
+        """Seconds of replicas and of GPUs that were there, and their price in USD, as [low, high]."""
+        usd = (self.available[:, None] / 3600 * self.usd_per_hour).sum(axis=0)
+        return {
+            "replica_seconds": float(self.available.sum()),
+            "gpu_seconds": float((self.available * self.gpus).sum()),
+            "usd": None if np.isnan(usd).any() else usd.tolist(),
+        }
 
     def balance(self) -> dict[str, float | None]:
         """How uneven the replicas' shares are: most over mean, and the coefficient of variation."""

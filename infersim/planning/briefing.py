@@ -30,7 +30,7 @@ def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
         cdf["share"] = SHARES.tolist()
     return finite({
         "answer": document,
-        "cost": cost_of(first.scenario, document["metrics"], document["explain"]["busy_share"]),
+        "cost": cost_of(first, document["metrics"]),
         "work": Work(first).facts(),
         "cdf": cdf,
         "attainment": attainment(first),

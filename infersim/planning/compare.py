@@ -85,7 +85,7 @@ def compare(scenarios: Sequence[tuple[str, Scenario]]) -> dict[str, Any]:
 
 def _variant(name: str, results: list[Result]) -> dict[str, Any]:
     answer = summarize(results)
-    cost = cost_of(results[0].scenario, answer["metrics"], answer["explain"]["busy_share"])
+    cost = cost_of(results[0], answer["metrics"])
     return {"name": name, "answer": answer, "work": Work(results[0]).facts(), "cost": cost}
 
 

@@ -68,13 +68,12 @@ def _run(scenario: Scenario) -> dict[str, Any] | None:
     if not metrics["output_throughput"]:
         return None
     tpot = metrics["mean_tpot_ms"]
-    busy = result.busy_time / float(result.replicas.available.sum())
     return {
         "state": judge(result).state,
         "metrics": metrics,
         "tokens_per_gpu": metrics["output_throughput"] / num_gpus(scenario),
         "tokens_per_user": 1e3 / tpot if tpot else None,
-        "cost": cost_of(scenario, metrics, busy),
+        "cost": cost_of(result, metrics),
     }
 
 

@@ -244,7 +244,7 @@ def _answer(plan: Plan, found: Found) -> dict[str, Any]:
         "rate": found.rate,
         "largest_rate": largest,
         "headroom": largest / found.rate - 1,
-        "cost": cost_of(found.deployed, decision.metrics, result.busy_time / (result.end_time * found.replicas)),
+        "cost": cost_of(result, decision.metrics),
         "metrics": decision.metrics,
         "limits": decision.limits,
         "replications": decision.replications,

@@ -78,7 +78,7 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     if engine["long_prefill_token_threshold"]:
         words += ["--long-prefill-token-threshold", str(engine["long_prefill_token_threshold"])]
     words.append(_switch("enable-chunked-prefill", engine["chunked_prefill"]))
-    words.append(_switch("enable-prefix-caching", scenario.engine.enable_prefix_caching))
+    words.append(_switch("enable-prefix-caching", engine["enable_prefix_caching"]))
     words.append(_switch("async-scheduling", engine["async_scheduling"]))
     return words
 
@@ -105,7 +105,7 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     words += ["--max-running-requests", str(engine["max_num_seqs"])]
     words += ["--chunked-prefill-size", str(engine["max_num_batched_tokens"] if engine["chunked_prefill"] else -1)]
     words += ["--mem-fraction-static", str(engine["gpu_memory_utilization"])]
-    words += [] if scenario.engine.enable_prefix_caching else ["--disable-radix-cache"]
+    words += [] if engine["enable_prefix_caching"] else ["--disable-radix-cache"]
     return words
 
 

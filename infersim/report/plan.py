@@ -58,6 +58,9 @@ def _answer(answer: dict[str, Any]) -> None:
         parts.append(f"{_range(cost['usd_per_hour'])} USD/h")
         parts.append(f"{_range(cost['usd_per_million_output_tokens'])} USD per million output tokens")
         parts.append(f"{_range(cost['usd_per_million_tokens'])} with prompt tokens")
+    apart = {kind.replace("_", " "): usd for kind, usd in cost["usd_per_million_apart"].items() if usd}
+    if apart:
+        parts.append("apart " + ", ".join(f"{kind} {_range(usd)}" for kind, usd in apart.items()))
     if cost["joules_per_output_token"]:
         parts.append(f"{_range(cost['joules_per_output_token'])} J per output token")
     _field("cost", ", ".join(parts) or "no price known")

@@ -94,7 +94,12 @@ def _answer(briefing: dict[str, Any]) -> dict[str, Any]:
         f"{counts['completed']:,} of {counts['submitted']:,} requests completed."
         f" What binds: {explain['binding']}{ceiling}."
     )
-    return {"id": "answer", "title": "Answer", "text": text, "cards": cards}
+    apart = cost["usd_per_million_apart"]
+    rows = [[f"{kind.replace('_', ' ')} tokens", *usd] for kind, usd in apart.items() if usd]
+    tables = (
+        [_table("USD per million tokens, by the time spent on each", ["tokens", "low", "high"], rows)] if rows else []
+    )
+    return {"id": "answer", "title": "Answer", "text": text, "cards": cards, "tables": tables}
 
 
 def _slo(briefing: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ def title(document: dict) -> str:
     scenario = document["scenario"]
     replicas = scenario["cluster"]["replicas"]
     copies = f" x {replicas} replicas" if replicas > 1 else ""
+    if scaler := scenario["cluster"].get("autoscaler"):
+        copies = f" x {scaler['min']} to {scaler['max']} replicas"
     model = scenario["model"].rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     gpus = f"{_gpus(scenario['parallelism'])} {scenario['hardware']['name']}{copies}"
     return f"{model} on {gpus}, {document['engine']['preset']}, {_load(scenario['workload'])}"
@@ -64,7 +66,7 @@ def _head(document: dict) -> list[Line]:
     lines += [(mood, line) for line in textwrap.wrap(f"{state(document)}: {verdict['reason']}", WIDTH)]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
     parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
-    parts += [f"{counts['preemptions']:,} preemptions"] if counts["preemptions"] else []
+    parts += [f"{counts[key]:,} {key}" for key in ("preemptions", "retries") if counts[key]]
     lines += _field("requests", [", ".join(parts)])
     if slo := document["slo"]:
         texts = [f"{x['name']} {_number(x['value'])} {'<=' if x['met'] else '>'} {x['limit']:g}" for x in slo["limits"]]
@@ -136,26 +138,47 @@ def _why(explain: dict) -> list[Line]:
     if explain["prefix_cache_token_hit_rate"]:
         batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
     lines += _field("batch", [batch])
+    if spec := explain["speculation"]:
+        text = (
+            f"{spec['method']}: {_number(spec['mean_acceptance_length'])} tokens per step and sequence,"
+            f" {_percent(spec['acceptance_rate'])} of {spec['num_drafts']:,} drafts accepted"
+        )
+        lines += _field("drafts", [text])
     if (explain["mean_client_queue_ms"] or 0) > 0.1:
         lines += _field("client", [f"requests wait {_number(explain['mean_client_queue_ms'])} ms before they are sent"])
     return lines
 
 
 def _cluster(replicas: list[dict], route: dict) -> list[Line]:
-    """How several replicas shared the work, least to most."""
+    """How several replicas shared the work, least to most; hand-overs and scaling."""
     if len(replicas) == 1:
         return []
 
     def span(name: str, form: Callable[[Any], str]) -> str:
-        values = [row[name] for row in replicas]
+        values = [row[name] for row in replicas if row["available_s"]] or [0]
         low, high = form(min(values)), form(max(values))
         return low if low == high else f"{low} to {high}"
 
     shares = (
         f"{route['policy']}: {span('requests', '{:,}'.format)} requests each, busy {span('busy_share', _percent)},"
-        f" KV blocks {span('mean_kv_usage', _percent)} (peak {span('peak_kv_usage', _percent)})"
+        f" KV {span('mean_kv_usage', _percent)} used (peak {span('peak_kv_usage', _percent)})"
     )
-    return _field("replicas", [shares])
+    lines = _field("replicas", [shares])
+    if "handed_over" in route:
+        text = (
+            f"{route['handed_over']:,} prompts, {_number(route['transfer_bytes'] / 1e9)} GB:"
+            f" {_number(route['mean_wait_for_room_ms'])} ms until there was room,"
+            f" {_number(route['mean_transfer_ms'])} ms on the way (link busy {_percent(route['link_busy_share'])})"
+        )
+        lines += _field("hand-over", [text])
+    if scaler := route.get("autoscaler"):
+        usd = f", {' to '.join(f'{x:.2f}' for x in route['usd'])} USD" if route["usd"] else ""
+        text = (
+            f"{scaler['starts']} starts of {_number(scaler['startup_s'])} s, {scaler['stops']} stops, at most"
+            f" {scaler['peak_replicas']} at once; {route['gpu_seconds'] / 3600:.3g} GPU hours{usd}"
+        )
+        lines += _field("scaling", [text])
+    return lines
 
 
 def _tenants(tenants: dict | None) -> list[Line]:

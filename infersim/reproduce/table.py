@@ -1,11 +1,11 @@
 """All claims, in the order in which they are reported."""
 
-from . import branchynet, drafters, flashattention, inapplicable, leviathan, relations, serving
+from . import branchynet, drafters, flashattention, inapplicable, kv_capacity, leviathan, relations, serving
 from .claims import Claim
 from .notes import NOTES
 
 
 def all_claims() -> tuple[Claim, ...]:
     """Every claim that `infersim reproduce` knows."""
-    modules = (relations, leviathan, branchynet, flashattention, drafters, serving, inapplicable)
+    modules = (relations, kv_capacity, leviathan, branchynet, flashattention, drafters, serving, inapplicable)
     return NOTES + tuple(claim for module in modules for claim in module.claims())

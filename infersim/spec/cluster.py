@@ -24,6 +24,7 @@ Policy = Literal[
     "least-kv",
     "session",
     "prefix-aware",
+    "kv-aware",
     "weighted",
 ]
 
@@ -55,6 +56,8 @@ class Router(Description):
     """replicas report this often, and are seen as they last reported; 0: as they are"""
     scorers: Scorers = Scorers()
     """of policy weighted (defaults: Gateway API Inference Extension, which llm-d builds on)"""
+    overlap_weight: Number = 1.0
+    """of policy kv-aware: of prompt blocks to compute against blocks in use (Dynamo's kv-overlap-score-weight)"""
     balance_abs_threshold: CountOrZero = 64
     balance_rel_threshold: Annotated[Number, Field(ge=1)] = 1.5
     """of policy prefix-aware: when the busiest replica has more requests than the idlest by this many and times this,
@@ -142,6 +145,7 @@ class Autoscaler(Description):
     """figure of one replica: requests in it, requests waiting, share of KV blocks held, share of time busy, mean TTFT
     (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be ready"""
     target: Annotated[Number, Field(gt=0)]
+    """what that figure should be"""
     min: CountOrZero = 1
     """0: scale to zero when nothing is there to do; a request that arrives then waits for a replica to start"""
     max: Replicas
@@ -165,7 +169,9 @@ class Failure(Description):
     """crash: a replica loses its requests and its memory; slow: its steps take `factor` times as long; partition:
     nothing goes from prefill to decode"""
     replica: CountOrZero = 0
+    """its number, from 0; decode replicas come before prefill replicas"""
     at: Seconds
+    """from the start of the run"""
     duration: Annotated[Seconds, Field(gt=0)] | None = None
     """default: for ever"""
     factor: Annotated[Number, Field(ge=1, le=1e6)] = 2.0
@@ -182,10 +188,15 @@ class Cluster(Description):
     decode: Pool | None = None
     """replicas that generate; they are numbered first"""
     transfer: Transfer | None = None
+    """the link between the two"""
     router: RouterOrPolicy = Router()
+    """a policy, or a mapping with its settings"""
     admission: Admission | None = None
+    """what the front door lets in"""
     autoscaler: Autoscaler | None = None
+    """begins with `replicas`"""
     failures: tuple[Failure, ...] = ()
+    """what breaks, and when"""
 
     @model_validator(mode="before")
     @classmethod

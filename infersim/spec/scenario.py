@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from .base import Description
 from .cluster import Cluster
+from .early_exit import EarlyExit
 from .engine import Engine
 from .errors import InputError
 from .hardware import Hardware, load_hardware
@@ -15,17 +16,13 @@ from .parallelism import Parallelism
 from .precision import Precision
 from .resources import exists, find, load_yaml, parse_yaml
 from .slo import Slo
+from .speculation import Speculation
 from .units import Count, CountOrZero, parse_quantity, short
 from .workload import Workload
 
 
 def _warmup(value: Any) -> float | str:
     return value if value == "auto" else parse_quantity(value, "s")
-
-
-def _not_yet(value: Any) -> None:
-    if value is not None:
-        raise ValueError(f"must be null: speculation is not modelled yet (got {short(value)})")
 
 
 class Simulation(Description):
@@ -56,7 +53,10 @@ class Scenario(Description):
     engine: Engine = Engine()
     slo: Slo = Slo()
     cluster: Cluster = Cluster()
-    speculation: Annotated[None, BeforeValidator(_not_yet)] = None
+    speculation: Speculation | None = None
+    """drafts that the model verifies; null: none"""
+    early_exit: EarlyExit | None = None
+    """where tokens may leave the layers; approximate; null: nowhere"""
     simulation: Simulation = Simulation()
 
     def resolved(self) -> dict[str, Any]:
@@ -108,6 +108,8 @@ def build_scenario(
             _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, near_file)}))
     if isinstance(data.get("workload"), dict):
         data["workload"] = _anchored(data["workload"], near_file)
+    if isinstance(data.get("speculation"), dict):
+        data["speculation"] = _speculation(data["speculation"], near_file)
     if isinstance(data.get("cluster"), dict):
         data["cluster"] = _load_kinds(data["cluster"], where, near_file, problems)
     # what could not be loaded is still a name, and has its own message already
@@ -187,9 +189,17 @@ LOAD = {"hardware": _load_hardware, "workload": _load_workload}
 """sections that a name or path may stand for"""
 
 
-def _anchored(workload: dict, file: Path | None) -> dict:
-    """The workload with its trace as seen from the folder of `file`."""
-    return {key: _beside(value, file) if key == "trace" else value for key, value in workload.items()}
+def _anchored(section: dict, file: Path | None) -> dict:
+    """The section with its trace as seen from the folder of `file`."""
+    return {key: _beside(value, file) if key == "trace" else value for key, value in section.items()}
+
+
+def _speculation(speculation: dict, file: Path | None) -> dict:
+    """The same with its draft model and its acceptance trace as seen from the folder of `file`."""
+    result = {key: _beside(value, file) if key == "model" else value for key, value in speculation.items()}
+    if isinstance(result.get("acceptance"), dict):
+        result["acceptance"] = _anchored(result["acceptance"], file)
+    return result
 
 
 def _beside(value: Any, file: Path | None) -> Any:

@@ -40,6 +40,12 @@ class AcceptanceTable:
         full = np.where(stay >= 1, (enter > 0) * 1.0, full)
         return 1 + (1 - full) * after_other.sum(1) + full * after_full.sum(1)
 
+    def tokens_by_drafts(self, most: int) -> np.ndarray:
+        """f8[most + 1]: the same for steps that verify only so many drafts; a tree accepts up to its depth."""
+        depth = self.accepted.shape[2]
+        cut = [AcceptanceTable(self.accepted[:, :, : min(k, depth)], self.share) for k in range(1, most + 1)]
+        return np.array([1.0, *(table.mean_tokens_per_step for table in cut)])
+
     @property
     def mean_tokens_per_step(self) -> float:
         """Tokens over steps of all requests, each with the same number of tokens."""

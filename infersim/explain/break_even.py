@@ -1,0 +1,110 @@
+"""Where an optimisation stops paying: speculation over batch and context, INT4 weights and early exit over batch.
+
+Closed forms on the deployment's own prices: a step in which every sequence decodes after `context` tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from infersim.cost.depth import compile_depths
+from infersim.cost.drafting import attention_time, batch_time, draft_time
+from infersim.cost.early_exit import needed_share
+from infersim.cost.weight_only import KERNELS, crossover_rows
+from infersim.engine.early_exit import decode, full_depth
+from infersim.engine.price import DraftCost, StepCost
+from infersim.engine.state import ACTIVATIONS, COMPUTE, KV, WEIGHTS
+from infersim.spec.early_exit import EarlyExit
+from infersim.spec.hardware import Hardware
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CONTEXTS = (256, 1024, 4096, 16384, 65536)
+
+
+def regime(cost: StepCost, sequences: int, context: int, drafts: int = 0) -> str:
+    """What binds such a step: bandwidth or compute; launch where fixed costs are more than either."""
+    tokens = sequences * (1 + drafts)
+    split = cost.linear[tokens] + cost.head[tokens]
+    memory, compute = split[[WEIGHTS, KV, ACTIVATIONS]].sum(), split[COMPUTE]
+    memory += attention_time(cost.attention, sequences, context, 1 + drafts)  # decode attention reads
+    rest = split.sum() - split[[WEIGHTS, KV, ACTIVATIONS, COMPUTE]].sum()
+    names = {"bandwidth": memory, "compute": compute, "launch and other fixed costs": rest}
+    return max(names, key=names.get)
+
+
+def speculation_over_batch(
+    cost: StepCost, draft: DraftCost, tokens: np.ndarray, context: int, max_num_seqs: int
+) -> list[dict[str, Any]]:
+    """One row for each batch. tokens: f8[most + 1], mean tokens of a step that verifies so many drafts each."""
+    most = len(tokens) - 1
+    rows = []
+    for batch in BATCHES:
+        if batch > max_num_seqs or batch * (1 + most) >= min(len(cost.linear), len(cost.head)):
+            break
+        plain = batch_time(cost, batch, context)
+        costs = [
+            (batch_time(cost, batch, context, k) + draft_time(draft, batch, context, k)) / plain if k else 1.0
+            for k in range(most + 1)
+        ]
+        gains = tokens / costs
+        best = int(gains.argmax())
+        rows.append(
+            {
+                "batch": batch,
+                "step_ms": plain * 1e3,
+                "tokens_needed": costs[most],
+                "tokens_expected": float(tokens[most]),
+                "gain": float(gains[most]),
+                "best_k": best,
+                "best_gain": float(gains[best]),
+                "regime": regime(cost, batch, context, most),
+            }
+        )
+    return rows
+
+
+def crossing(rows: list[dict[str, Any]], key: str) -> int | None:
+    """The first `key` at which the gain is gone, by straight lines between rows in the logarithm; None if never."""
+    for before, after in zip([None, *rows], rows, strict=False):
+        if after["gain"] <= 1:
+            if before is None:
+                return after[key]
+            share = (before["gain"] - 1) / (before["gain"] - after["gain"])
+            return round(before[key] * (after[key] / before[key]) ** share)
+    return None
+
+
+def speculation_over_context(
+    cost: StepCost, draft: DraftCost, tokens: np.ndarray, batch: int, longest: int
+) -> list[dict[str, Any]]:
+    """The gain at one batch over context."""
+    most, rows = len(tokens) - 1, []
+    for context in CONTEXTS:
+        if context <= longest:
+            plain = batch_time(cost, batch, context)
+            time = batch_time(cost, batch, context, most) + draft_time(draft, batch, context, most)
+            rows.append({"context": context, "gain": float(tokens[most] * plain / time)})
+    return rows
+
+
+def int4_crossovers(hardware: Hardware) -> dict[str, int | None]:
+    """Rows of a linear layer from which each INT4 kernel no longer gains over 16 bits on this device."""
+    if not {"fp16", "fp32"} <= set(hardware.flops):
+        return {}
+    return {name: crossover_rows(kernel, hardware) for name, kernel in KERNELS.items()}
+
+
+def early_exit_over_batch(early_exit: EarlyExit, parts: tuple, context: int) -> dict[str, Any]:
+    """Share of tokens that must leave at the first exit alone, and simulated gains by batch under the policy."""
+    depths = compile_depths(early_exit, *parts, context)
+    whole = depths.segments[:, 1].sum()
+    needed = needed_share(depths.segments[0, 1] / whole, depths.heads[0, 1] / whole, depths.backfill[0] / whole)
+    rows = []
+    for batch in BATCHES:
+        if batch >= depths.segments.shape[1] // (2 if early_exit.policy == "rebatch" else 1):
+            break
+        wait = np.inf if early_exit.max_wait is None else early_exit.max_wait
+        result = decode(depths, early_exit.policy, batch, 4000, min_batch=early_exit.min_batch or 0, max_wait=wait)
+        gain = float(result.tokens_per_second / full_depth(depths, batch))
+        rows.append({"batch": batch, "gain": gain, "depth": float(result.depth), "mean_batch": result.mean_batch})
+    return {"needed_share": needed, "share": float(depths.shares[0]), "policy": early_exit.policy, "over_batch": rows}

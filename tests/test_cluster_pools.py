@@ -1,0 +1,311 @@
+"""Hand-over, admission, clients that give up, autoscaling and failures: closed forms, floors, what must not happen."""
+
+import math
+
+import numpy as np
+import pytest
+
+from infersim.cluster.clients import Clients
+from infersim.cluster.clock import Clock
+from infersim.cluster.link import Link
+from infersim.cluster.pool import Site
+from infersim.cluster.serve import Served, serve
+from infersim.engine import state
+from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.price import StepCost
+from infersim.explain.summary import summarize
+from infersim.run import run
+from infersim.spec.cluster import Cluster
+from infersim.spec.errors import InputError
+from infersim.spec.scenario import build_scenario
+from infersim.workload.requests import Requests
+
+MODEL = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}
+LONG_PROMPTS = {"input_tokens": {"lognormal": {"median": 3000, "sigma": 0.5}}, "output_tokens": 200}
+
+
+def server(step: float = 1.0, blocks: int = 1001, batch: int = 1, prompts: int = 16) -> ReplicaSpec:
+    """A server whose every step takes `step` seconds; `prompts` tokens at most in one; blocks of 16 tokens."""
+    linear, head = np.zeros((prompts + 1, len(state.RESOURCES))), np.zeros((batch + 1, len(state.RESOURCES)))
+    linear[1:, 0] = step
+    knobs = make_knobs(
+        block_size=16, num_gpu_blocks=blocks, max_num_seqs=batch, max_num_batched_tokens=prompts, max_model_len=1000
+    )
+    return ReplicaSpec(knobs, StepCost(linear, head, np.zeros(1, state.ATTENTION_PRICE)))
+
+
+def requests_of(arrival, prompt_tokens=1, output_tokens=1, **columns) -> Requests:
+    n = len(arrival)
+    prompt, output = (np.broadcast_to(np.asarray(x, "i4"), n).copy() for x in (prompt_tokens, output_tokens))
+    return Requests(np.asarray(arrival, "f8"), prompt, output, np.arange(n), **columns)
+
+
+def serve_all(cluster: dict, specs: list[ReplicaSpec], requests: Requests, block_bytes=0.0, **clients) -> Served:
+    fleet = Fleet(specs, shares_text=requests.segments is not None)
+    sites = [Site(spec.cost, 1.0, block_bytes, 32, 10e9) for spec in specs]
+    spec = Cluster.validate(cluster, "test")
+    return serve(spec, fleet, sites, requests, Clients(requests.output_tokens, **clients), 0, None)
+
+
+def pools(bandwidth=1e12, **transfer) -> dict:
+    return {"prefill": {"replicas": 1}, "decode": {"replicas": 1}, "transfer": {"bandwidth": bandwidth, **transfer}}
+
+
+def scenario_of(cluster: dict, **workload):
+    return build_scenario(MODEL | {"cluster": cluster, "workload": LONG_PROMPTS | workload}, "test")
+
+
+# --- the link ---------------------------------------------------------------------------------------------------------
+
+
+def transfers(sizes_at: list[tuple[float, float]], bandwidth: float, changes=()) -> list[float]:
+    """When transfers of (time, size) end, with the bandwidth set anew at (time, bandwidth)."""
+    clock, ends = Clock(Fleet([server()])), []
+    link = Link(clock, bandwidth)
+
+    def one(at, size):
+        yield clock.at(at)
+        yield link.transfer(size)
+        ends.append(clock.now)
+
+    for at, size in sizes_at:
+        clock.process(one(at, size))
+    for at, value in changes:
+        clock.call_at(at, lambda value=value: link.set_bandwidth(value))
+    clock.play(0, lambda *_: None, lambda: None)
+    return ends
+
+
+def test_a_link_is_shared_evenly():
+    """Alone: size / bandwidth. Together: 1 and 3 bytes at 1 B/s end after 2 and 4 s. A late comer slows the first."""
+    assert transfers([(5.0, 3.0)], 2.0) == [6.5]
+    assert transfers([(0.0, 1.0), (0.0, 3.0)], 1.0) == [2.0, 4.0]
+    assert transfers([(0.0, 2.0), (1.0, 2.0)], 1.0) == [3.0, 4.0]
+
+
+def test_a_cut_link_waits():
+    """Half done at 1 s, cut for 10 s, then the rest."""
+    assert transfers([(0.0, 2.0)], 1.0, [(1.0, 0.0), (11.0, 1.0)]) == [12.0]
+
+
+# --- prefill and decode -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("c", [1, 4, 9])
+def test_one_prefill_worker_under_c_prompts_takes_half_of_c_plus_1_service_times(c):
+    """Prompts that fill a step are computed one after another: the k-th is ready after k steps, (c + 1) / 2 on average.
+
+    The decode replica adds one step of its own to the first token (it computes the last prompt token again).
+    """
+    r = serve_all(pools(), [server(1e-6, batch=16), server(1.0)], requests_of(np.zeros(c), 16, 2)).requests
+    assert (r["first_token"] - r["sent"]).mean() == pytest.approx((c + 1) / 2, abs=1e-4)
+
+
+def test_hand_over_takes_latency_and_bytes_over_bandwidth():
+    """64 prompt tokens are 4 blocks of 1000 B: 0.5 s of latency and 4 s at 1000 B/s after the prefill of 1 s."""
+    cluster, specs = pools(1000, latency=0.5), [server(1e-6, prompts=64), server(1.0, prompts=64)]
+    served = serve_all(cluster, specs, requests_of([0.0], 64, 3), block_bytes=1000)
+    assert served.requests["first_token"][0] == pytest.approx(1 + 0.5 + 4, abs=1e-4)
+    assert served.columns["transfer_ms"][0] == pytest.approx(4500)
+    assert served.route["transfer_bytes"] == 4000
+
+
+def test_layers_that_go_while_others_are_computed_leave_one_to_wait_for():
+    """The link is faster than the prefill: only the last of 32 layers is left, a 32nd of the bytes."""
+    cluster, specs = pools(40_000, overlap="layers"), [server(1e-6, prompts=64), server(1.0, prompts=64)]
+    served = serve_all(cluster, specs, requests_of([0.0], 64, 3), block_bytes=1000)
+    assert served.columns["transfer_ms"][0] == pytest.approx(1e3 * 4000 / 32 / 40_000)
+
+
+def test_short_prompts_stay_where_they_decode():
+    specs = [server(1e-3, prompts=64), server(1.0, prompts=64)]
+    served = serve_all(pools(min_prompt_tokens=32), specs, requests_of([0.0, 0.0], [16, 48], 3))
+    assert served.columns["prefill_replica"].tolist() == [-1, 1]
+    assert served.requests["first_token"][0] == pytest.approx(1e-3)
+
+
+def test_a_full_decode_replica_holds_the_prefill_replica_back():
+    """Room for one sequence in each: the second prompt waits for room, the third cannot even be computed."""
+    specs = [server(1.0, blocks=64, prompts=1000, batch=4), server(0.5, blocks=64, prompts=1000, batch=4)]
+    cluster = pools()
+    served = serve_all(cluster, specs, requests_of([0.0, 0.0, 0.0], 900, 20))
+    r = served.requests
+    assert served.columns["wait_for_room_ms"][1] > 15e3
+    assert r["scheduled"][2] >= r["last_token"][0]
+    assert (r["status"] == state.COMPLETED).all()
+
+
+def test_what_the_decode_replica_has_cached_is_not_sent():
+    """Two prompts with 160 tokens in common, one after the other: the second sends only its own blocks."""
+    spec = server(1e-3, prompts=256, batch=4)
+    spec.knobs["enable_prefix_caching"] = 1
+    segments = {"segment_offsets": np.arange(3), "segment_ids": np.array([7, 7]), "segment_lengths": np.full(2, 160)}
+    served = serve_all(pools(), [spec, spec], requests_of([0.0, 10.0], 200, 4, **segments), block_bytes=1000)
+    assert served.route["transfer_bytes"] == 13_000 + 3_000
+
+
+def test_a_faster_link_is_never_slower():
+    """The same requests with ten and a hundred times the bandwidth: total latency falls."""
+    total = []
+    for bandwidth in ("1 GB/s", "10 GB/s", "100 GB/s"):
+        cluster = pools(bandwidth)
+        total.append(summarize(run(scenario_of(cluster, request_rate=2, num_requests=200)))["metrics"]["mean_e2el_ms"])
+    assert total[0] > total[1] > total[2]
+
+
+def test_disaggregation_wins_in_a_band_and_loses_outside():
+    """Who must see a token every 12 ms is disturbed by others' prompts unless they are computed elsewhere; who asks for
+    no such pace gets more from replicas that do both, because split ones idle on one side (DistServe, OSDI 2024)."""
+    split = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}, "transfer": {"bandwidth": "50 GB/s"}}
+    both = {"replicas": 4, "router": "least-outstanding"}
+    paced = {"request_rate": 20, "num_requests": 1000}
+    tails = [summarize(run(scenario_of(cluster, **paced)))["metrics"]["p99_tpot_ms"] for cluster in (split, both)]
+    assert tails[0] < 12 < tails[1]
+    flood = {"num_requests": 1000}
+    rates = [summarize(run(scenario_of(c, **flood)))["metrics"]["output_throughput"] for c in (split, both)]
+    assert rates[0] < 0.85 * rates[1]
+
+
+# --- admission and clients --------------------------------------------------------------------------------------------
+
+
+def test_one_queue_for_k_servers_is_erlangs():
+    """Single servers that the front door gives one request at a time are M/M/k: mean wait by Erlang's C formula.
+
+    Service is geometric with mean 50 steps, nearly exponential (a variance 2 % smaller: Allen & Cunneen's factor).
+    """
+    n, k, rho, mean = 20_000, 4, 0.8, 50
+    random = np.random.default_rng(7)
+    arrival = np.cumsum(random.exponential(mean / (k * rho), n))
+    requests = requests_of(arrival, 1, random.geometric(1 / mean, n))
+    cluster = {"replicas": k, "router": "least-outstanding", "admission": {"max_outstanding": 1}}
+    r = serve_all(cluster, [server()] * k, requests).requests
+    load = k * rho
+    last = load**k / math.factorial(k) / (1 - rho)
+    waits = last / (sum(load**i / math.factorial(i) for i in range(k)) + last)
+    expected = waits * mean / (k * (1 - rho)) * (2 - 1 / mean) / 2
+    batches = (r["scheduled"] - r["sent"])[n // 10 :].reshape(30, -1).mean(axis=1)
+    assert abs(batches.mean() - expected) < 3 * batches.std(ddof=1) / np.sqrt(30)
+
+
+def test_a_full_queue_refuses_the_least_urgent():
+    """One server, room for two in the queue: of five at once, two of low priority are refused; high goes first."""
+    cluster = {"replicas": 1, "admission": {"max_outstanding": 1, "max_queue": 2}}
+    priority = np.array([1, 1, 0, 1, 0])
+    r = serve_all(cluster, [server()], requests_of(np.zeros(5)), priority=priority).requests
+    assert (r["status"] == state.REJECTED).tolist() == [False, True, False, True, False]
+    assert set(r["reason"][r["status"] == state.REJECTED]) == {state.QUEUE_FULL}
+    assert r["last_token"][[0, 2, 4]].tolist() == [1, 2, 3]
+
+
+def test_clients_give_up_at_their_timeout():
+    """A server that takes 10 s a request, one each 5 s: nobody is answered later than 15 s after sending."""
+    r = serve_all({"replicas": 1}, [server()], requests_of(np.arange(0, 500, 5.0), 1, 10), timeout=15.0).requests
+    done = r["status"] == state.COMPLETED
+    assert set(r["status"]) == {state.COMPLETED, state.TIMED_OUT}
+    assert (r["last_token"] - r["sent"])[done].max() <= 15
+
+
+def test_retries_come_with_doubled_backoff():
+    """A refused request comes again after 1 s and 2 s more, and is served once the server is free at 3 s."""
+    cluster = {"replicas": 1, "admission": {"max_outstanding": 1, "max_queue": 0}}
+    served = serve_all(cluster, [server()], requests_of([0.0, 0.5], 1, [3, 1]), retries=2, backoff=1.0)
+    assert served.retries == 2
+    assert served.requests["last_token"][1] == 0.5 + 1 + 2 + 1
+    assert served.requests["sent"][1] == 0.5
+
+
+# --- scaling and failures ---------------------------------------------------------------------------------------------
+
+
+def test_a_scaler_settles_where_its_target_is():
+    """32 requests at a time on average and 4 to each replica: 8 replicas, give or take HPA's tolerance."""
+    random = np.random.default_rng(8)
+    n = 3000
+    requests = requests_of(np.cumsum(random.exponential(10 / 32, n)), 1, 10)
+    scaler = {"policy": "outstanding", "target": 4, "max": 20, "interval": 5, "scale_down_delay": 30}
+    cluster = {"replicas": 1, "router": "least-outstanding", "autoscaler": scaler}
+    served = serve_all(cluster, [server(batch=8, prompts=32)] * 20, requests)
+    assert (served.requests["status"] == state.COMPLETED).all()
+    assert served.available.sum() / served.end == pytest.approx(9, abs=2)
+
+
+def test_scaled_to_zero_a_request_waits_for_a_replica_to_start():
+    """Node 20 s, 10 GB of weights at 1 GB/s, warm-up 5 s: 35 s; between bursts nothing is there and nothing is paid."""
+    requests = requests_of([0.0, 1000.0], 1, 2)
+    startup = {"node": 20, "load_bandwidth": "1 GB/s", "warmup": 5}
+    scaler = {"target": 4, "min": 0, "max": 2, "scale_down_delay": 60, "startup": startup}
+    served = serve_all({"replicas": 1, "autoscaler": scaler}, [server()] * 2, requests)
+    first = served.requests["first_token"] - served.requests["sent"]
+    assert first.tolist() == [1.0, 36.0]
+    assert served.route["autoscaler"] == {"starts": 1, "stops": 1, "peak_replicas": 1, "startup_s": 35.0}
+    assert served.available.sum() < 150
+
+
+def test_a_predictive_scaler_is_ready_when_the_spike_comes():
+    """It starts replicas one start-up time ahead of the arrivals, a reactive one only when the queue is there."""
+    arrival = np.concatenate((np.arange(0, 600, 10.0), 600 + np.arange(0, 300, 0.5)))
+    waits = {}
+    for policy, target in (("predictive", 0.2), ("queue", 1)):
+        scaler = {"policy": policy, "target": target, "max": 16, "interval": 10, "startup": {"node": 60}}
+        cluster = {"replicas": 1, "router": "least-outstanding", "autoscaler": scaler}
+        r = serve_all(cluster, [server()] * 16, requests_of(arrival, 1, 5)).requests
+        waits[policy] = float((r["scheduled"] - r["sent"]).mean())
+    assert waits["predictive"] < 0.2 * waits["queue"]
+
+
+def test_a_crash_loses_what_is_in_the_replica_and_retries_bring_it_back():
+    """Two servers of 10 s a request, the first dies at 25 s: it has requests 4 and 6; both are lost, or come again."""
+    requests = requests_of(np.arange(10) * 5.0, 1, 10)
+    cluster = {"replicas": 2, "failures": [{"replica": 0, "at": 25}]}
+    r = serve_all(cluster, [server(batch=2, prompts=8)] * 2, requests).requests
+    assert np.flatnonzero(r["status"] == state.LOST).tolist() == [4]
+    served = serve_all(cluster, [server(batch=2, prompts=8)] * 2, requests, retries=1)
+    assert (served.requests["status"] == state.COMPLETED).all()
+    assert served.retries == 1
+    assert (served.requests["replica"][4:] == 1).all()
+
+
+def test_without_any_replica_left_everything_is_lost():
+    served = serve_all({"replicas": 1, "failures": [{"at": 3}]}, [server()], requests_of([0.0, 10.0, 20.0], 1, 2))
+    assert served.requests["status"].tolist() == [state.COMPLETED, state.LOST, state.LOST]
+
+
+def test_a_slow_replica_is_slow_as_long_as_it_is():
+    """Steps that take 3 s instead of 1 s between 10 and 20 s."""
+    cluster = {"replicas": 1, "failures": [{"kind": "slow", "at": 10, "duration": 10, "factor": 3}]}
+    r = serve_all(cluster, [server()], requests_of([0.0, 10.5, 30.0], 1, 2)).requests
+    assert (r["last_token"] - r["sent"]).tolist() == [2, 6, 2]
+
+
+def test_nothing_is_handed_over_through_a_partition():
+    cluster = pools(1e6) | {"failures": [{"kind": "partition", "at": 5, "duration": 10}]}
+    specs = [server(1e-6, batch=8, prompts=16), server(0.1)]
+    served = serve_all(cluster, specs, requests_of(np.arange(0.0, 20.0), 16, 2), block_bytes=1000)
+    arrived = served.requests["sent"] + served.columns["transfer_ms"] / 1e3
+    assert (served.requests["status"] == state.COMPLETED).all()
+    cut = (served.requests["first_token"] > 5.2) & (served.requests["first_token"] < 15)
+    assert not cut.any()
+    assert np.isfinite(arrived).all()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "problem"),
+    [
+        ({"prefill": {}, "transfer": {"bandwidth": "1 GB/s"}}, "decode: missing"),
+        ({"prefill": {}, "decode": {}}, "transfer: missing"),
+        ({"prefill": {}, "decode": {}, "transfer": {"bandwidth": 0}}, "cluster.transfer.bandwidth: must be greater"),
+        ({"prefill": {"model": "Llama-3.1-70B", "parallelism": {"tensor": 4}}, "decode": {},
+          "transfer": {"bandwidth": "1 GB/s"}}, "cluster.prefill.model: must be that of the decode replicas"),
+        (pools() | {"router": "random"}, "router: each pool has its own"),
+        ({"replicas": 3, "autoscaler": {"target": 1, "max": 2}}, "replicas: must lie between"),
+        ({"autoscaler": {"target": 1, "max": 2, "min": 3}}, "min must not be above max"),
+        ({"failures": [{"kind": "partition", "at": 1}]}, "failures.0: a partition needs"),
+        ({"failures": [{"replica": 1, "at": 1}]}, "failures.0.replica: must be below 1"),
+        ({"kinds": [{}, {}], "autoscaler": {"target": 1, "max": 2}}, "autoscaler: needs replicas that are all alike"),
+    ],
+)  # fmt: skip
+def test_a_bad_topology_is_one_line_that_names_the_key(cluster, problem):
+    with pytest.raises(InputError, match=problem) as error:
+        run(scenario_of(cluster))
+    assert len(error.value.problems) == 1
