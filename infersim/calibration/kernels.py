@@ -63,7 +63,7 @@ def joined(tables: Iterable[Rows]) -> list[Rows]:
 
 
 def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
-    """One table per class and dtype: vLLM's newest, unless another software's has more than four times its sound rows."""
+    """One table per class and dtype: vLLM's newest, unless another software's has over four times its sound rows."""
     groups: dict[tuple[str, str], list[tuple[int, Rows]]] = {}
     for rows in joined(filter(known, tables)):
         count = int(soundness(rows, hardware).cold.sum())

@@ -112,7 +112,8 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
         frame = frame[~frame.kernel_source.astype(str).str.contains(NOT_DEFAULT)]
     if frame.empty:
         return
-    frame = frame.astype(dict.fromkeys([name for name in numbers if name in frame], float))  # 32-bit products would overflow
+    # products of 32-bit integers would overflow
+    frame = frame.astype(dict.fromkeys([name for name in numbers if name in frame], float))
     names = [name for name in ("backend", "version") if name in columns]
     for key, part in frame.groupby(names, observed=True) if names else [((), frame)]:
         software = " ".join(map(str, key))

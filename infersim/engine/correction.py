@@ -1,4 +1,4 @@
-"""The correction of an attention price: a grid over the step's work, and the keys that each unit of it sees. Compiled."""
+"""The correction of an attention price: a grid over a step's work, and the keys that each unit sees. Compiled."""
 
 import math
 
