@@ -30,6 +30,10 @@ from .spec.scenario import Scenario
 from .spec.speculation import Speculation
 from .workload.acceptance import acceptance_table
 
+FAMILY = ("order", "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
+          "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
+"""knobs in which engines differ and that both sides call the same"""
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -114,6 +118,7 @@ class Deployment:
             reserve_full_isl=engine.reserve_full_isl,
             async_scheduling=engine.async_scheduling,
             enable_prefix_caching=engine.enable_prefix_caching,
+            **{name: getattr(engine, name) for name in FAMILY},
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time,
@@ -151,6 +156,9 @@ def deploy(
             origin = {**resolved.origin, "max_model_len": "limited by the KV cache"}
             resolved = replace(resolved, max_model_len=longest, origin=origin)
     memory = memory_waterfall(model, hardware, precision, parallelism, resolved)
+    if resolved.enable_prefix_caching and any(group.window == 1 for group in memory.kv_groups):
+        origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
+        resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
     if speculation is not None and early_exit is not None:
@@ -197,14 +205,17 @@ MAX_LOGITS = 2**20  # rows of the LM head's table
 
 
 def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
-    """Each kind of replica that a scenario describes, in the order of their numbers."""
-    kinds = [(_deployment(scenario, kind), kind) for kind in scenario.cluster.groups]
+    """Each kind of replica that a scenario describes, in the order of their numbers. InputError if models differ."""
     cluster = scenario.cluster
-    if cluster.prefill and kinds[0][0].model != kinds[1][0].model:
-        raise InputError(
-            f"cluster.prefill.model: must be that of the decode replicas, whose KV it computes"
-            f" (got {kinds[1][0].model.name} and {kinds[0][0].model.name})"
-        )
+    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups]
+    first = kinds[0][0].model
+    for number, (deployment, _) in enumerate(kinds):
+        if deployment.model != first:
+            if cluster.prefill:
+                where, right = "cluster.prefill.model", "that of the decode replicas, whose KV it computes"
+            else:
+                where, right = f"cluster.kinds.{number}.model", "that of kinds.0: any replica may get any request"
+            raise InputError(f"{where}: must be {right} (got {deployment.model.name} and {first.name})")
     return kinds
 
 

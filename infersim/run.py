@@ -59,10 +59,11 @@ def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
 
 
 def _check_router(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> None:
-    cluster = scenario.cluster
-    policies = [pool.router.policy for pool in (cluster.prefill, cluster.decode) if pool] or [cluster.router.policy]
-    if "kv-aware" in policies and not any(deployment.engine.enable_prefix_caching for deployment, _ in kinds):
-        raise InputError("cluster.router: kv-aware needs engine.enable_prefix_caching: true")
+    if any(deployment.engine.enable_prefix_caching for deployment, _ in kinds):
+        return
+    for name, router in scenario.cluster.routers.items():
+        if router.policy == "kv-aware":
+            raise InputError(f"{name}: kv-aware needs engine.enable_prefix_caching: true")
 
 
 def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
@@ -90,7 +91,6 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
     for deployment, kind in kinds:
         replica = deployment.replica()
         site = Site(
-            replica.cost,
             kind.weight,
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,

@@ -40,6 +40,15 @@ class Knobs:
     watermark_blocks: int = 0
     steps_in_flight: int = 1  # 1: synchronous; 2: async scheduling; or the number of pipeline stages
     async_scheduling: bool = False  # schedule a token's successor before the token is known
+    order: str = "running-first"  # what a step is made of, and what first
+    reserve: str = "first-chunk"  # what a request gets at admission
+    admit_when_idle: bool = False  # static batching
+    retracts: bool = False  # SGLang's victims
+    late_hits: str = "hit"  # text that is being computed in this step: found, missed, or waited for
+    clip_max_new_tokens: int = 0  # SGLang's admission by expected tokens, 0: off
+    new_token_ratio: float = 0.0
+    min_new_token_ratio: float = 0.0
+    new_token_ratio_decay: float = 0.0
     enable_prefix_caching: bool = False
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
@@ -77,6 +86,7 @@ class Request:
     num_placeholders: int = 0  # tokens sampled in steps in flight, under async scheduling
     num_steps_in_flight: int = 0  # steps in flight that hold a chunk of it
     tables: list[list["Block | None"]] = field(default_factory=list)  # None: freed, outside the window
+    prefill_end: int = 0  # tokens it had when it was admitted last
     num_hashed: int = 0  # blocks of each table that have been given their hash
     num_cached_tokens: int = -1  # found in the cache when it was first scheduled
     num_preemptions: int = 0
@@ -106,6 +116,7 @@ class Block:
 
     references: int = 0
     key: tuple | None = None
+    step: int = -1  # in which it became full
 
 
 class Pool:
@@ -319,6 +330,7 @@ class Simulation:
         self.waiting, self.running = [], []  # running: in order of admission
         self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
+        self.ratio = knobs.new_token_ratio
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []
 
     def run(self) -> Outcome:
@@ -360,68 +372,39 @@ class Simulation:
     def schedule(self) -> list[Entry]:
         """Choose the tokens of one step and count them as computed. Empty: nothing can be scheduled now."""
         knobs = self.knobs
-        budget = knobs.max_num_batched_tokens
-        threshold = knobs.long_prefill_token_threshold or inf
+        self.budget = knobs.max_num_batched_tokens
+        self.threshold = knobs.long_prefill_token_threshold or inf
         if knobs.long_prefill_needs_contention and len(self.running) + len(self.waiting) <= 1:
-            threshold = inf
-        chosen: list[tuple[Request, int]] = []
-        preempted = False
+            self.threshold = inf
+        self.chosen: list[tuple[Request, int]] = []
+        self.preempted = False
+        idle = not self.running
         proposed = knobs.drafts[len(self.running)] if knobs.drafts else 0
+        prefills = lambda r: r.num_computed_tokens < r.prefill_end  # noqa: E731
+        decodes = lambda r: r.num_computed_tokens >= r.prefill_end  # noqa: E731
 
-        position = 0  # first the running requests, in order
-        while position < len(self.running) and budget > 0:
-            request = self.running[position]
-            position += 1
-            after = request.num_computed_tokens + 2 - request.num_placeholders
-            if request.num_placeholders > 0 and after >= request.prompt_tokens + request.max_tokens:
-                continue  # its last token is in flight
-            n = request.num_tokens + request.num_placeholders + request.num_drafts - request.num_computed_tokens
-            n = min(n, threshold, budget, knobs.max_model_len - 1 - request.num_computed_tokens)
-            if n <= 0:
-                continue  # its next token is not known yet
-            computed = request.num_computed_tokens
-            until = min(computed + n + knobs.lookahead, knobs.max_model_len)
-            while request in self.running and not self.allocate(request, computed, until):
-                self.preempt(self.running.pop())
-                preempted = True
-            if request not in self.running:
-                break
-            chosen.append((request, n))
-            budget -= n
+        def admit():
+            if idle or not knobs.admit_when_idle:
+                self.admit()
 
-        position = 0  # then, if there was memory for all of them, the waiting ones until the first that does not fit
-        while not preempted and position < len(self.waiting) and budget > 0 and len(self.running) < knobs.max_num_seqs:
-            request = self.waiting[position]
-            if request.num_steps_in_flight > 0:  # preempted, and steps from before that are still to come back
-                position += 1
-                continue
-            hits = self.look_up(request)
-            cached = len(hits[0]) * knobs.block_size
-            n = min(request.num_tokens - cached, threshold)
-            unfit = n > budget and not knobs.chunked_prefill
-            if unfit and knobs.skip_unfit_prefill:
-                position += 1
-                continue
-            if unfit:
-                break
-            n = min(n, budget)
-            watermark = knobs.watermark_blocks if self.running else 0
-            if knobs.reserve_full_isl and self.whole(request, hits) + watermark > len(self.pool.free):
-                break
-            idle = sum(1 for table in hits for block in table if block and block.references == 0)
-            positions = ceil((cached + n) / knobs.block_size)
-            if len(hits) * positions - sum(map(len, hits)) + idle + watermark > len(self.pool.free):
-                break
-            self.running.append(self.waiting.pop(position))
-            for block in (block for table in hits for block in table if block):
-                self.pool.touch(block)
-            request.tables, request.num_hashed = hits, len(hits[0])
-            assert self.allocate(request, 0, cached + n)
-            request.num_computed_tokens = cached
-            if request.num_cached_tokens < 0:
-                request.num_cached_tokens = cached
-            chosen.append((request, n))
-            budget -= n
+        def decode():
+            if knobs.retracts:
+                self.retract()
+            self.go_on(decodes)
+
+        if knobs.order == "running-first":
+            self.go_on(lambda r: True)
+            admit()
+        elif knobs.order == "decodes-first":
+            decode()
+            self.go_on(prefills)
+            admit()
+        else:
+            self.go_on(prefills)
+            admit()
+            if knobs.order == "prefills-first" or not self.chosen:
+                decode()
+        chosen = self.chosen
 
         entries = []
         for request, n in chosen:
@@ -439,8 +422,126 @@ class Simulation:
             entries.append(Entry(request, n, samples, verified, proposed))
         return entries
 
-    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int) -> bool:
-        """Free what has left its window, take blocks up to num_tokens, hash those full of known tokens; or not."""
+    def go_on(self, which) -> None:
+        """The running requests of one kind, in order, as long as there is memory for them."""
+        position = 0
+        while position < len(self.running) and self.budget > 0:
+            request = self.running[position]
+            position += 1
+            if not which(request) or request in [r for r, _ in self.chosen]:
+                continue
+            after = request.num_computed_tokens + 2 - request.num_placeholders
+            if request.num_placeholders > 0 and after >= request.prompt_tokens + request.max_tokens:
+                continue  # its last token is in flight
+            n = request.num_tokens + request.num_placeholders + request.num_drafts - request.num_computed_tokens
+            n = min(n, self.threshold, self.budget, self.knobs.max_model_len - 1 - request.num_computed_tokens)
+            if n <= 0:
+                continue  # its next token is not known yet
+            computed = request.num_computed_tokens
+            until = min(computed + n + self.knobs.lookahead, self.knobs.max_model_len)
+            while request in self.running and not self.allocate(request, computed, until):
+                victim = [r for r in self.running if r not in [chosen for chosen, _ in self.chosen]][-1]
+                self.running.remove(victim)
+                self.preempt(victim)
+                self.waiting.insert(0, victim)
+            if request not in self.running:
+                break
+            self.chosen.append((request, n))
+            self.budget -= n
+
+    def admit(self) -> None:
+        """Waiting requests, if there was memory for all that run, until the first that does not fit."""
+        knobs = self.knobs
+        expected = sum(self.left(r) * self.ratio for r in self.running)
+        position = 0
+        while (
+            not self.preempted
+            and position < len(self.waiting)
+            and self.budget > 0
+            and len(self.running) < knobs.max_num_seqs
+        ):
+            request = self.waiting[position]
+            if request.num_steps_in_flight > 0:  # preempted, and steps from before that are still to come back
+                position += 1
+                continue
+            hits = self.look_up(request)
+            if hits is None:
+                position += 1
+                continue
+            cached = len(hits[0]) * knobs.block_size
+            idle = sum(1 for table in hits for block in table if block and block.references == 0)
+            n = request.num_tokens - cached
+            if knobs.clip_max_new_tokens and self.running:
+                room = (len(self.pool.free) - idle) // len(self.windows) * knobs.block_size
+                if n + self.left(request) + knobs.block_size >= room - expected:
+                    break
+            n = min(n, self.threshold)
+            if n > self.budget and not knobs.chunked_prefill:
+                if knobs.skip_unfit_prefill:
+                    position += 1
+                    continue
+                break
+            n = min(n, self.budget)
+            watermark = knobs.watermark_blocks if self.running else 0
+            if knobs.reserve == "to-completion":
+                promised = sum(self.full_blocks(r) - sum(map(len, r.tables)) for r in self.running)
+                need = self.whole(request.prompt_tokens + request.max_tokens, hits) + promised
+            else:
+                need = self.whole(request.num_tokens, hits) if knobs.reserve_full_isl else 0
+            if need + watermark > len(self.pool.free):
+                break
+            tokens = {"whole-prompt": request.num_tokens, "max-model-len": knobs.max_model_len}.get(knobs.reserve, 0)
+            tokens = max(tokens, cached + n)
+            positions = ceil(tokens / knobs.block_size)
+            if len(hits) * positions - sum(map(len, hits)) + idle + watermark > len(self.pool.free):
+                break
+            self.running.append(self.waiting.pop(position))
+            for block in (block for table in hits for block in table if block):
+                self.pool.touch(block)
+            request.tables, request.num_hashed = hits, len(hits[0])
+            assert self.allocate(request, 0, cached + n, tokens)
+            request.num_computed_tokens = cached
+            request.prefill_end = request.num_tokens
+            if request.num_cached_tokens < 0:
+                request.num_cached_tokens = cached
+            if cached + n == request.num_tokens:
+                expected += self.left(request)
+            self.chosen.append((request, n))
+            self.budget -= n
+
+    def left(self, request: Request) -> int:
+        """Tokens that SGLang thinks a request may still generate."""
+        left = request.max_tokens - request.outputs - request.num_placeholders
+        return min(left, self.knobs.clip_max_new_tokens)
+
+    def full_blocks(self, request: Request) -> int:
+        return len(self.windows) * ceil((request.prompt_tokens + request.max_tokens) / self.knobs.block_size)
+
+    def retract(self) -> None:
+        """Before a decode step: requests with few outputs and long prompts leave until the others have memory."""
+        ratio, retracted = self.ratio, False
+        while len(rest := [r for r in self.running if r not in [chosen for chosen, _ in self.chosen]]) > 1:
+            needed = 0
+            for r in rest:
+                known = r.num_tokens + r.num_placeholders
+                if r.num_computed_tokens < known < r.prompt_tokens + r.max_tokens:
+                    missing = ceil((r.num_computed_tokens + 1) / self.knobs.block_size) - len(r.tables[0])
+                    needed += max(missing, 0) * len(self.windows)
+            if needed <= len(self.pool.free):
+                break
+            victim = sorted(rest, key=lambda r: (r.outputs, -r.prompt_tokens), reverse=True)[-1]
+            self.running.remove(victim)
+            self.preempt(victim)
+            self.waiting.append(victim)
+            retracted = True
+        if retracted:
+            decoded, wished = sum(r.outputs for r in self.running), sum(r.max_tokens for r in self.running)
+            self.ratio = min(1, (decoded + 20 * len(self.running)) / (wished + 1))
+        elif self.running:
+            self.ratio = max(ratio - self.knobs.new_token_ratio_decay, self.knobs.min_new_token_ratio)
+
+    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int, room: int = 0) -> bool:
+        """Free what left its window, take blocks up to num_tokens or room, hash those full of known tokens; or not."""
         size = self.knobs.block_size
         for window, table in zip(self.windows, request.tables, strict=True):
             skipped = max(num_computed_tokens - window + 1, 0) // size if window else 0
@@ -449,7 +550,7 @@ class Simulation:
                     break
                 self.pool.put_back(table[i])
                 table[i] = None
-        missing = max(ceil(num_tokens / size) - len(request.tables[0]), 0)
+        missing = max(ceil(max(num_tokens, room) / size) - len(request.tables[0]), 0)
         if missing * len(self.windows) > len(self.pool.free):
             return False
         for table in request.tables:
@@ -460,11 +561,15 @@ class Simulation:
                 for i in range(request.num_hashed, full):
                     if table[i] is not None:
                         self.pool.enter(table[i], (group, request.text((i + 1) * size)))
+                        table[i].step = len(self.steps)
             request.num_hashed = max(request.num_hashed, full)
         return True
 
-    def look_up(self, request: Request) -> list[list[Block | None]]:
-        """The cached blocks of a request's beginning, per block table, for the longest hit that all agree on."""
+    def look_up(self, request: Request) -> list[list[Block | None]] | None:
+        """The cached blocks of a request's beginning, per block table, for the longest hit that all agree on.
+
+        None: the first that is missing is being computed, and the engine waits for it.
+        """
         size = self.knobs.block_size
         longest = (request.num_tokens - 1) // size if self.knobs.enable_prefix_caching else 0
         kinds, first = [], 0  # of groups: window, and the tables of the kind
@@ -472,8 +577,21 @@ class Simulation:
             kinds.append((window, range(first, first + count)))
             first += count
 
+        def find(group, i):
+            block = self.pool.find((group, request.text((i + 1) * size)))
+            late = block and block.step == len(self.steps) and self.knobs.late_hits != "hit"
+            return None if late else block
+
+        for i in range(longest if self.knobs.late_hits == "wait" else 0):
+            keys = [(group, request.text((i + 1) * size)) for group in range(len(self.windows))]
+            found = [self.pool.find(key) for key in keys]
+            if any(block and block.step == len(self.steps) for block in found):
+                return None
+            if any(block is None and window == 0 for block, window in zip(found, self.windows, strict=True)):
+                break
+
         def cached(tables, i):
-            return all(self.pool.find((group, request.text((i + 1) * size))) for group in tables)
+            return all(find(group, i) for group in tables)
 
         def hit(window, tables, limit):
             hits = [cached(tables, i) for i in range(limit)]
@@ -491,19 +609,19 @@ class Simulation:
         result = []
         for window, tables in kinds:
             for group in tables:
-                table = [self.pool.find((group, request.text((i + 1) * size))) for i in range(longest)]
+                table = [find(group, i) for i in range(longest)]
                 if window:
                     outside = max(longest - max(1, ceil((window - 1) / size)), 0)
                     table[:outside] = [None] * outside
                 result.append(table)
         return result
 
-    def whole(self, request: Request, hits: list[list[Block | None]]) -> int:
+    def whole(self, num_tokens: int, hits: list[list[Block | None]]) -> int:
         """Blocks that the admission gate asks for: all tokens, or what a window holds at once, less what is shared."""
         size = self.knobs.block_size
         blocks = 0
         for window, table in zip(self.windows, hits, strict=True):
-            need = ceil(request.num_tokens / size)
+            need = ceil(num_tokens / size)
             if window:
                 need = min(need, ceil((window - 1 + self.knobs.max_num_batched_tokens) / size) + 1)
             blocks += need - sum(1 for block in table if block and block.references > 0)
@@ -518,11 +636,11 @@ class Simulation:
         request.tables, request.num_hashed = [], 0
 
     def preempt(self, victim: Request) -> None:
-        """Back to the head of waiting, to be recomputed from its first token. What is in flight still arrives."""
+        """To be recomputed from its first token. What is in flight still arrives."""
         self.release(victim)
         victim.num_computed_tokens = victim.num_drafts = 0
         victim.num_preemptions += 1
-        self.waiting.insert(0, victim)
+        self.preempted = True
 
     def issue(self, entries: list[Entry]) -> None:
         scheduled = [(e.request.num_computed_tokens - e.n, e.n) for e in entries]

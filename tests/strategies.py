@@ -63,6 +63,25 @@ class InTurn:
 
 
 @st.composite
+def families(draw) -> dict:
+    """The rules in which engines differ; half of the time vLLM's."""
+    if draw(st.booleans()):
+        return {}
+    clip = draw(st.sampled_from([0, 0, 3, 30]))
+    return {
+        "order": draw(st.sampled_from(["running-first", "decodes-first", "prefills-only", "prefills-first"])),
+        "reserve": draw(st.sampled_from(["first-chunk", "whole-prompt", "max-model-len", "to-completion"])),
+        "admit_when_idle": draw(st.sampled_from([False, False, True])),
+        "late_hits": draw(st.sampled_from(["hit", "miss", "wait"])),
+        "clip_max_new_tokens": clip,
+        "retracts": draw(st.booleans()),
+        "new_token_ratio": draw(st.sampled_from([0.25, 0.5, 1])),
+        "min_new_token_ratio": 0.125,
+        "new_token_ratio_decay": draw(st.sampled_from([0, 0.0625])),
+    }
+
+
+@st.composite
 def knobs(draw, exact: bool = True) -> dict:
     """Settings as vLLM accepts them: any request of max_model_len tokens can run alone."""
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
@@ -88,6 +107,7 @@ def knobs(draw, exact: bool = True) -> dict:
         "watermark_blocks": draw(st.sampled_from([0, 0, 1, 3])),
         "steps_in_flight": draw(st.sampled_from([2, 1] if async_scheduling else [1, 2, 3])),
         "async_scheduling": async_scheduling,
+        **draw(families()),
         "enable_prefix_caching": draw(st.booleans()),
         "kv_window": kv_window,
         "kv_multiplicity": kv_multiplicity,

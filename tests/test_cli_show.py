@@ -67,7 +67,8 @@ def test_hardware_is_listed_and_shown_in_full():
 
 def test_engines_models_workloads_scenarios_and_the_schema():
     assert [row["name"] for row in json.loads(show("engines", "--json").stdout)] == list(PRESETS)
-    assert [row["name"] for row in yaml.safe_load(show("engines").stdout)] == list(PRESETS)
+    table = show("engines").stdout.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table[1:]] == list(PRESETS)
     models = json.loads(show("models", "--json").stdout)
     assert {"Llama-3.1-8B", "OPT-13B"} <= {row["name"] for row in models}
     assert "Llama-3.1-8B" in show("models").stdout

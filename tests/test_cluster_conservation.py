@@ -131,7 +131,7 @@ def check(seed: int) -> None:
         0.01,
         np.array([draw.randint(0, 2) for _ in range(len(requests))]),
     )
-    sites = [Site(one.cost, draw.choice([1.0, 3.0]), 1e3, 4, 1e4) for _ in range(cluster.most)]
+    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4) for _ in range(cluster.most)]
     served = serve(cluster, fleet, sites, requests, clients, seed, None)
     r = served.requests
     assert len(r) == len(requests)

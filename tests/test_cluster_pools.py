@@ -42,7 +42,7 @@ def requests_of(arrival, prompt_tokens=1, output_tokens=1, **columns) -> Request
 
 def serve_all(cluster: dict, specs: list[ReplicaSpec], requests: Requests, block_bytes=0.0, **clients) -> Served:
     fleet = Fleet(specs, shares_text=requests.segments is not None)
-    sites = [Site(spec.cost, 1.0, block_bytes, 32, 10e9) for spec in specs]
+    sites = [Site(1.0, block_bytes, 32, 10e9) for spec in specs]
     spec = Cluster.validate(cluster, "test")
     return serve(spec, fleet, sites, requests, Clients(requests.output_tokens, **clients), 0, None)
 
@@ -142,6 +142,33 @@ def test_what_the_decode_replica_has_cached_is_not_sent():
     segments = {"segment_offsets": np.arange(3), "segment_ids": np.array([7, 7]), "segment_lengths": np.full(2, 160)}
     served = serve_all(pools(), [spec, spec], requests_of([0.0, 10.0], 200, 4, **segments), block_bytes=1000)
     assert served.route["transfer_bytes"] == 13_000 + 3_000
+
+
+def test_every_gap_is_kept_across_a_hand_over():
+    """With every gap kept: as many as tokens between the first and the last, and they add up to the generation."""
+    failures = [{"replica": 0, "at": 5, "duration": 5}]
+    result = run(scenario_of(pools() | {"failures": failures}, num_requests=60, request_rate=4, retries=3), None, True)[
+        0
+    ]
+    assert result.retries > 0
+    r = result.requests[result.completed]
+    starts = result.itl_offsets[result.completed]
+    sums = [result.itl_gaps[s : s + n - 1].sum() for s, n in zip(starts, r["num_output_tokens"], strict=True)]
+    assert sums == pytest.approx(r["last_token"] - r["first_token"], rel=1e-5)
+
+
+def test_an_interrupted_run_reports_what_there_is():
+    """A key pressed after a while: what has ended is reported, the rest is unfinished."""
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    cluster = pools() | {"failures": [{"replica": 0, "at": 5, "duration": 5}]}
+    result = run(scenario_of(cluster, num_requests=20_000, request_rate=8), press)[0]
+    document = summarize([result])
+    assert document["interrupted"]
+    assert document["counts"]["unfinished"] > 0
+    assert document["counts"]["completed"] > 0
 
 
 def test_a_faster_link_is_never_slower():
@@ -297,6 +324,7 @@ def test_nothing_is_handed_over_through_a_partition():
         ({"prefill": {}, "decode": {}, "transfer": {"bandwidth": 0}}, "cluster.transfer.bandwidth: must be greater"),
         ({"prefill": {"model": "Llama-3.1-70B", "parallelism": {"tensor": 4}}, "decode": {},
           "transfer": {"bandwidth": "1 GB/s"}}, "cluster.prefill.model: must be that of the decode replicas"),
+        (pools() | {"prefill": {"router": "session"}}, "cluster.prefill.router: session needs a workload with"),
         (pools() | {"router": "random"}, "router: each pool has its own"),
         ({"replicas": 3, "autoscaler": {"target": 1, "max": 2}}, "replicas: must lie between"),
         ({"autoscaler": {"target": 1, "max": 2, "min": 3}}, "min must not be above max"),

@@ -57,7 +57,7 @@ def requests_of(arrival, output_tokens, **segments) -> Requests:
 
 
 def sites_of(k: int) -> list[Site]:
-    return [Site(server_of().cost, 1.0, 0.0, 1, 0.0)] * k
+    return [Site(1.0, 0.0, 1, 0.0)] * k
 
 
 def serve_all(cluster: dict, specs: list[ReplicaSpec], requests: Requests) -> np.ndarray:
@@ -261,12 +261,14 @@ def test_a_match_is_what_the_engine_then_finds():
     assert 0 < np.count_nonzero(found) < len(found)
 
 
-def test_thousand_replicas():
-    """As many requests as a second brings; each replica gets its share within one."""
-    n, k = 3_000, 1_000
-    arrival = np.sort(np.random.default_rng(6).random(n))
-    done = serve_all({"router": "least-outstanding"}, [server_of(4)] * k, requests_of(arrival, np.full(n, 20)))
-    assert set(np.bincount(done["replica"], minlength=k)) == {3}
+@pytest.mark.parametrize("policy", ["round-robin", "least-outstanding", "kv-aware"])
+def test_a_thousand_replicas(policy):
+    """Each gets its share of an even load within one request, and every replica's KV pool fits into memory."""
+    scenario = scenario_of({"replicas": 1000, "router": policy}, num_requests=3000, request_rate=6000, output_tokens=50)
+    result = run(scenario)[0]
+    assert result.completed.all()
+    if policy != "kv-aware":
+        assert set(np.bincount(result.requests["replica"], minlength=1000)) <= {2, 3, 4}
 
 
 @pytest.mark.slow
@@ -290,6 +292,7 @@ def test_speed():
         ({"router": {"policy": "random", "signal_age": 1}}, "signal_age is for a policy that looks at the replicas"),
         ({"router": {"policy": "least-kv", "scorers": {"queue": 1}}}, "scorers are for policy weighted"),
         ({"kinds": [{"model": "Llama-3.1-405B"}]}, "weights"),
+        ({"kinds": [{}, {"model": "Llama-3.2-1B"}]}, "cluster.kinds.1.model: must be that of kinds.0"),
     ],
 )
 def test_a_bad_topology_is_one_line_that_names_the_key(cluster, problem):

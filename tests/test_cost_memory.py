@@ -8,7 +8,7 @@ from infersim.cost.memory import GIB, KVGroup, longest_sequence, memory_waterfal
 from infersim.deployment import deployment_of
 from infersim.models.catalog import load_model
 from infersim.run import run
-from infersim.spec.engine import Engine, resolve
+from infersim.spec.engine import PRESETS, Engine, resolve
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
 from infersim.spec.parallelism import Parallelism
@@ -226,3 +226,28 @@ def test_the_engine_runs_the_longest_sequence_in_the_fewest_blocks_that_the_wate
     (result,) = run(build_scenario(data, "x.yaml"))
     assert result.completed.all()
     assert result.peak_blocks <= blocks - 1
+
+
+@pytest.mark.skipif("sglang-0.5" not in PRESETS, reason="no preset of SGLang")
+def test_sglang_keeps_what_its_formula_says():
+    """H100: 512 MB + 1.5 x 8192 MB + 1 GB / 8 + 2 x 256 MB, 10 GB at least; the rest is weights and KV cache."""
+    memory = waterfall("Llama-3.1-8B", "h100-sxm", preset="sglang-0.5", max_num_seqs=256)
+    reserved = (512 + 1.5 * 8192 + 1024 / 8 + 2 * 256) * 2**20
+    assert memory.overhead_bytes == reserved
+    assert memory.kv_bytes == pytest.approx(
+        H100.memory_usable - reserved - memory.weights_bytes, abs=memory.block_bytes
+    )
+    small = waterfall("Llama-3.1-8B", "h100-sxm", preset="sglang-0.5", max_num_seqs=8, max_num_batched_tokens=2048)
+    assert small.overhead_bytes == 10 * 2**30
+    given = waterfall("Llama-3.1-8B", "h100-sxm", preset="sglang-0.5", gpu_memory_utilization=0.8)
+    assert given.weights_bytes + given.kv_bytes == pytest.approx(0.8 * H100.memory_usable, abs=given.block_bytes)
+
+
+@pytest.mark.skipif("trtllm-1.0-no-evict" not in PRESETS, reason="no preset of TensorRT-LLM")
+def test_tensorrt_llm_takes_a_share_of_what_is_left():
+    memory = waterfall("Llama-3.1-8B", "h100-sxm", preset="trtllm-1.0-no-evict", max_num_seqs=256, max_model_len=8192)
+    fixed = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
+    assert memory.kv_bytes == pytest.approx(0.9 * (H100.memory_usable - fixed), abs=memory.block_bytes)
+    assert memory.block_size == 32
+    vllm = waterfall("Llama-3.1-8B", "h100-sxm", max_num_seqs=256, max_model_len=8192)
+    assert memory.kv_bytes > vllm.kv_bytes

@@ -240,3 +240,18 @@ def test_prices_apart_pay_the_hour(settings):
         assert per_second * 3600 == pytest.approx(hourly)
     assert apart["cached_prompt"] is None
     assert 0 < apart["prompt"][0] < apart["output"][0]
+
+
+def test_pools_are_candidates_like_others(small):
+    """A cluster of prefill and decode replicas is taken as it is, priced in full, and never multiplied."""
+    pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 2}, "transfer": {"bandwidth": "50 GB/s"}}
+    short = SMALL["workload"] | {"num_requests": 60}
+    alone = {"hardware": ["h100-sxm"], "parallelism": [{"tensor": 1}], "cluster": [pools]}
+    answer = plan(small(candidates=alone, workload=short))
+    assert answer["best"]["deployment"]["gpus"] == 3
+    price = load_plan(small(candidates=alone, workload=short))[1][0].hardware.price
+    assert answer["best"]["cost"]["usd_per_hour"] == pytest.approx([3 * price.low, 3 * price.high])
+    both = plan(small(candidates=alone | {"cluster": [{"replicas": 1}, pools]}, workload=short))
+    assert both["best"]["deployment"]["gpus"] == 1
+    assert both["considered"] == 2
+    assert plan(small(candidates=alone, max_gpus=2))["pruned_by"] == {"more GPUs than max_gpus": 1}

@@ -224,6 +224,18 @@ def test_figures_are_written(tmp_path):
     assert all(file.stat().st_size > 5000 for file in files)
 
 
+@pytest.mark.parametrize("where", ["/", ".", "nowhere/x.html", "file/x.html"])
+def test_places_that_cannot_be_written(tmp_path, monkeypatch, where):
+    """One line before anything is simulated, for the page and for the trace."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for option in ("--report", "--chrome-trace"):
+        outcome = CliRunner().invoke(app, ["run", "llama-8b-h100", option, where])
+        assert outcome.exit_code == 2
+        assert outcome.output.startswith(option)
+        assert "must be" in outcome.output
+
+
 def test_axes_have_round_ticks():
     """Linear axes begin at 0; ticks are 1, 2 or 5 times a power of ten, inside."""
     for values, log in (([3, 97], False), ([0.2, 0.9], False), ([1, 90_000], True), ([5, 5], True), ([], False)):

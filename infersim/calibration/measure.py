@@ -67,6 +67,8 @@ def measure(
 ) -> list[Measurement]:
     """Measure what `path` (JSON lines) does not hold yet, round by round, then judge it.
 
+    What does not repeat itself yet gets up to as many rounds again.
+
     `hardware` is the datasheet's view, if there is one. A case that fails is not tried again; others go on. An
     interruption leaves what was measured in the file. InputError if the file is another device's.
     """
@@ -75,11 +77,11 @@ def measure(
     total = plan.rounds * len(cases)
     found = done
     with open(path, "a", encoding="utf-8") as file:
-        for number in range(plan.rounds + plan.rounds // 2):
+        for number in range(2 * plan.rounds):
             extra = number >= plan.rounds
             for case in cases:
                 have = times.setdefault(case.name, {})
-                if case.name in errors or number in have or (extra and _spread(have, plan) <= SPREAD):
+                if case.name in errors or number in have or (extra and not _unsound(have, plan)):
                     continue
                 entry: dict[str, Any] = {"case": case.name, "round": number}
                 try:
@@ -167,22 +169,32 @@ def _spread(rounds: dict[int, list[float]], plan: Plan) -> float:
     return abs(a - b) / min(a, b) if min(a, b) > 0 else math.inf
 
 
+def _slowed(rounds: dict[int, list[float]], plan: Plan) -> float:
+    """By how much the second half of the rounds is slower than the first."""
+    ordered = [_value(rounds[r], plan) for r in sorted(rounds)]
+    half = len(ordered) // 2
+    return _value(ordered[-half:], plan) / _value(ordered[:half], plan) - 1 if half else 0.0
+
+
+def _unsound(rounds: dict[int, list[float]], plan: Plan) -> str:
+    """Why these rounds are not to be trusted, if so."""
+    if not all(math.isfinite(t) and t > 0 for found in rounds.values() for t in found):
+        return "times that are not numbers above 0"
+    if (slower := _slowed(rounds, plan)) > SPREAD:
+        return f"slowed down by {slower:.0%} while it was measured (a clock that throttles?)"
+    if (spread := _spread(rounds, plan)) > SPREAD:
+        return f"repeats itself only within {spread:.0%}"
+    return ""
+
+
 def judge(case: Case, rounds: dict[int, list[float]], error: str, plan: Plan, hardware: Hardware | None) -> Measurement:
     """What a case's rounds amount to, and why they are not to be trusted, if so."""
     samples = [t for r in sorted(rounds) for t in rounds[r]]
     if error or not samples:
         return Measurement(case, math.nan, math.nan, len(samples), error or "not measured")
-    if not all(math.isfinite(t) and t > 0 for t in samples):
-        return Measurement(case, math.nan, math.nan, len(samples), "times that are not numbers above 0")
+    rejected = _unsound(rounds, plan)
     seconds, spread = _value(samples, plan), _spread(rounds, plan)
-    ordered = [_value(rounds[r], plan) for r in sorted(rounds)]
-    half = len(ordered) // 2
-    rejected = ""
-    if half and (slower := _value(ordered[-half:], plan) / _value(ordered[:half], plan) - 1) > SPREAD:
-        rejected = f"slowed down by {slower:.0%} while it was measured (a clock that throttles?)"
-    elif spread > SPREAD:
-        rejected = f"repeats itself only within {spread:.0%}"
-    elif hardware is not None and seconds * LIMIT < (least := floor(case, hardware)):
+    if not rejected and hardware is not None and seconds * LIMIT < (least := floor(case, hardware)):
         rejected = f"{least / seconds:.0%} of what the datasheet allows"
     return Measurement(case, seconds, spread, len(samples), rejected)
 
@@ -191,10 +203,9 @@ def drift(measurements_by_round: dict[str, dict[int, list[float]]], plan: Plan) 
     """By how much the whole device slowed down, first half of the rounds to second: the median over cases."""
     ratios = []
     for rounds in measurements_by_round.values():
-        ordered = [_value(rounds[r], plan) for r in sorted(rounds)]
-        half = len(ordered) // 2
-        if half and np.all(np.isfinite(ordered)) and min(ordered) > 0:
-            ratios.append(_value(ordered[-half:], plan) / _value(ordered[:half], plan) - 1)
+        samples = [t for found in rounds.values() for t in found]
+        if len(rounds) > 1 and np.all(np.isfinite(samples)) and min(samples) > 0:
+            ratios.append(_slowed(rounds, plan))
     return float(np.median(ratios)) if ratios else 0.0
 
 

@@ -176,13 +176,42 @@ def profile(name: Annotated[str, Argument(help="Profile name or path.")], as_jso
 @app.command("engines")
 @guarded
 def engines(as_json: Json = False) -> None:
-    """The engine presets: every knob, its source, and how versions differ."""
+    """The engine presets: their knobs side by side, sources, and how versions differ. --json has every knob."""
     from dataclasses import asdict
+    from textwrap import fill
 
     from infersim.spec.engine import PRESETS
 
     rows = [asdict(preset) for preset in PRESETS.values()]
-    (_print_json if as_json else _print_yaml)(rows)
+    if as_json:
+        _print_json(rows)
+        return
+    _print_rows([{column: knob(row) for column, knob in ENGINE_COLUMNS.items()} for row in rows])
+    for row in rows:
+        print(f"\n{row['name']}: {row['source']}")
+        print(fill(row["notes"], 98, initial_indent="  ", subsequent_indent="  "))
+
+
+ENGINE_COLUMNS: dict[str, Any] = {
+    "preset": lambda row: row["name"],
+    "step order": lambda row: row["order"],
+    "admits with": lambda row: "whole prompt free" if row["reserve_full_isl"] else row["reserve"],
+    "evicts": lambda row: (
+        "never"
+        if row["reserve"] in ("to-completion", "max-model-len")
+        else "fewest outputs"
+        if row["retracts"]
+        else "last"
+    ),
+    "prefix cache": lambda row: "yes" if row["enable_prefix_caching"] else "no",
+    "chunked": lambda row: "yes" if row["chunked_prefill"] else "no",
+    "block": lambda row: str(row["block_size"]),
+    "budget/seqs": lambda row: " ".join(f"{tokens}/{seqs}" for _, tokens, seqs in row["batch_defaults"]),
+    "memory": lambda row: f"{row['gpu_memory_utilization']:g}",
+    "watermark": lambda row: f"{row['watermark']:g}",
+    "async": lambda row: "yes" if row["async_scheduling"] else "no",
+    "host ms": lambda row: f"{row['host_step_time'] * 1e3:g}",
+}
 
 
 @app.command("break-even")

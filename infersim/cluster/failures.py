@@ -20,7 +20,7 @@ def break_down(front: "Front", failure: Failure):
         pool.become(replica, DEAD, clock.now)
         front.fail_replica(replica, clock.now)
     elif failure.kind == "slow":
-        front.fleet.slow_down(replica, front.sites[replica].cost, failure.factor)
+        front.fleet.slow_down(replica, failure.factor)
     else:
         front.cut(True)
     if failure.duration is None:
@@ -32,6 +32,6 @@ def break_down(front: "Front", failure: Failure):
         pool.become(replica, READY, clock.now)
         front.admit(clock.now)
     elif failure.kind == "slow":
-        front.fleet.slow_down(replica, front.sites[replica].cost, 1.0)
+        front.fleet.slow_down(replica, 1.0)
     else:
         front.cut(False)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engine.fleet import Fleet
-from ..engine.price import StepCost
 from .routers import Router
 
 READY, OFF, STARTING, DRAINING, DEAD = range(5)
@@ -16,7 +15,6 @@ READY, OFF, STARTING, DRAINING, DEAD = range(5)
 class Site:
     """What the cluster needs to know of one replica beside its engine."""
 
-    cost: StepCost
     weight: float
     """of router weighted-random"""
     block_bytes: float

@@ -56,8 +56,9 @@ def serve(
     """Run all requests to their end, through the replicas of the fleet in the order of spec.groups."""
     n, k = len(requests), len(sites)
     last = float(requests.arrival[-1])
-    if spec.router.policy == "session" and requests.session is None:
-        raise InputError("cluster.router: session needs a workload with sessions (turns, users or a trace with them)")
+    for name, router in spec.routers.items():
+        if router.policy == "session" and requests.session is None:
+            raise InputError(f"{name}: session needs a workload with sessions (turns, users or a trace with them)")
     policy = spec.router.policy
     alone = k == 1 or (policy in STATIC_POLICIES and not clients.max_concurrency)
     if alone and requests.after is None and not (clients.timeout or spec.interacts):

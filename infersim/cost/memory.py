@@ -1,4 +1,4 @@
-"""The memory of one GPU as vLLM divides it, and hence the number of KV blocks (gpu_worker.determine_available_memory).
+"""The memory of one GPU as its engine divides it, and hence the number of KV blocks. In vLLM's way:
 
     KV cache = total x gpu_memory_utilization - weights - non-torch - peak activation [- CUDA graphs, since 0.21]
 
@@ -19,6 +19,7 @@ from infersim.spec.precision import BYTES, Precision
 
 from .collectives import joined
 from .formats import Kernel, kernels, matrix_bytes
+from .partition import Partition, partition
 from .sharding import check_modelled, pipeline_stages, problems, rank_layer
 from .steptime import capture_sizes
 
@@ -141,14 +142,15 @@ def _stage(
 ) -> Memory:  # fmt: skip
     """The waterfall of a GPU that holds layers first .. last - 1."""
     tensor = parallelism.tensor
-    usable = math.ceil(hardware.memory_usable * engine.gpu_memory_utilization)
     weights = weight_bytes(model, hardware, precision, parallelism, first, last)
-    activations = activation_terms(model, precision, parallelism, engine)
     graphs = _num_graphs(engine) * CUDA_GRAPH if engine.count_cuda_graph_memory else 0.0
     overhead = NON_TORCH
     if tensor > 1 or parallelism.attention_data > 1:
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
-    left = usable - weights - overhead - sum(activations.values()) - graphs
+    usable = math.ceil(hardware.memory_usable * engine.gpu_memory_utilization)
+    as_vllm = Partition(usable, activation_terms(model, precision, parallelism, engine), graphs, overhead)
+    parts = partition(hardware.memory_usable, weights, as_vllm, parallelism, engine)
+    left = parts.usable - weights - parts.overhead - sum(parts.activations.values()) - parts.graphs
 
     layers: Counter[Attention] = Counter()
     for layer, count in Counter(model.layers[first:last]).items():
@@ -170,12 +172,12 @@ def _stage(
     blocks = engine.num_gpu_blocks_override or min(max(0, math.floor(left / block_bytes)), MAX_BLOCKS)
     return Memory(
         total_bytes=hardware.memory_usable,
-        usable_bytes=usable,
+        usable_bytes=parts.usable,
         weights_bytes=weights,
-        activation_bytes=sum(activations.values()),
-        activation_terms=activations,
-        cuda_graph_bytes=graphs,
-        overhead_bytes=overhead,
+        activation_bytes=sum(parts.activations.values()),
+        activation_terms=parts.activations,
+        cuda_graph_bytes=parts.graphs,
+        overhead_bytes=parts.overhead,
         kv_bytes=blocks * block_bytes,
         block_size=block_size,
         block_bytes=block_bytes,

@@ -8,6 +8,7 @@ No token exists: a block's text is named by the segments that it covers (state.S
 """
 
 from .njit import compiled
+from .state import WAIT_FOR_LATE_HITS
 
 # odd 64-bit numbers without structure (from splitmix64 and xxhash64)
 SALT_NAME, SALT_OFFSET, SALT_LENGTH = 0x1E3779B185EBCA87, 0x42B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -56,9 +57,10 @@ def find(blocks, key):
 
 
 @compiled
-def enter(blocks, b, key):
+def enter(blocks, scheduler, b, key):
     """Block b is full and has this hash from now on."""
     blocks[b].hash = key
+    blocks[b].step = scheduler.step
     blocks[b].chain = 0
     bucket = blocks[key & (len(blocks) - 1)]
     last = bucket.bucket
@@ -191,7 +193,7 @@ def hash_until(request, knobs, scheduler, blocks, table, segments, full):
         for t in range(scheduler.num_tables):
             b = table[t * scheduler.table_stride + request.num_hashed_blocks]
             if b > 0:
-                enter(blocks, b, key_of(request.chain, t))
+                enter(blocks, scheduler, b, key_of(request.chain, t))
         request.num_hashed_blocks += 1
 
 
@@ -252,6 +254,8 @@ def window_hit(table, stride, first, num_tables, length, wanted):
 def look_up(request, knobs, scheduler, blocks, segments, table):
     """Number of leading blocks that need not be computed: cached for every KV group, and at least one token is left.
 
+    -1 if the first that is missing is computed in this step and the engine waits for such.
+
     Writes those that a request would hold to `table` (0 outside a window), how many they are and how many of them are
     free to the scheduler's hit_blocks and idle_hit_blocks, and the hash state at their end to the request.
     """
@@ -268,6 +272,10 @@ def look_up(request, knobs, scheduler, blocks, segments, table):
             windows = windows or knobs.kv_window[g] > 0
             for _ in range(knobs.kv_multiplicity[g]):
                 b = find(blocks, key_of(chain, t))
+                if b > 0 and knobs.late_hits and blocks[b].step == scheduler.step:
+                    if knobs.late_hits == WAIT_FOR_LATE_HITS:
+                        return -1
+                    b = 0
                 table[t * stride + length] = b
                 if b == 0 and knobs.kv_window[g] == 0:
                     scheduler.awaited = chain

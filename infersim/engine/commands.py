@@ -70,7 +70,7 @@ def reserve(a, q):
             share_hits(request, scheduler, blocks, tables, hit)
             take_until(request, scheduler, blocks, tables[request.table], length)
     else:
-        fits = allocate(request, scheduler, knobs, request.prompt_tokens, watermark)
+        fits = allocate(request, scheduler, knobs, request.prompt_tokens, False, watermark)
     if not fits:
         request.num_computed_tokens = 0
         return 0

@@ -1,5 +1,7 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
+import mmap
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +10,8 @@ from . import state
 from .compiled import load
 from .draws import make_keys, uniforms
 from .price import Acceptance, DraftCost, StepCost
+
+MAP_NORESERVE = 0x4000  # linux/mman.h; Python names it from 3.13 on
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,21 @@ class ReplicaSpec:
 
 
 def make_knobs(**values) -> np.void:
-    """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight."""
+    """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight.
+
+    order, reserve and late_hits are names: keys of state.ORDERS, RESERVES and LATE_HITS.
+    """
     knobs = np.zeros((), state.KNOBS)
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = 1
     knobs["kv_multiplicity"][0] = 1
+    knobs["order"] = state.ORDERS["running-first"]
+    named = {"order": state.ORDERS, "reserve": state.RESERVES, "late_hits": state.LATE_HITS}
     for name, value in values.items():
         if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
             knobs["num_kv_groups"] = len(value)
         else:
-            knobs[name] = value
+            knobs[name] = named[name][value] if name in named else value
     return knobs[()]
 
 
@@ -45,6 +54,15 @@ def _scaled(attention: np.ndarray, factor: float) -> np.ndarray:
         if name != "window" and not name.endswith("softness"):
             scaled[name] *= factor
     return scaled
+
+
+def _untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that take memory only where they are used, so that 1000 replicas fit."""
+    size = max(int(np.prod(shape)) * dtype.itemsize, 1)
+    if sys.platform != "linux":
+        return np.zeros(shape, dtype)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    return np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape)
 
 
 class Fleet:
@@ -86,6 +104,7 @@ class Fleet:
         self.shares_text, self.seed = shares_text, seed
         self._make_blocks(ranks)
         self._load_prices(replicas)
+        self._specs = replicas
         self._load_speculation(replicas, acceptance)
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
@@ -129,6 +148,7 @@ class Fleet:
         num_tables = np.array([int(k["kv_multiplicity"][: k["num_kv_groups"]].sum()) for k in self.knobs])
         stride = -(-self.knobs["max_model_len"] // self.knobs["block_size"])
         self.schedulers["num_tables"], self.schedulers["table_stride"] = num_tables.repeat(ranks), stride.repeat(ranks)
+        self.schedulers["new_token_ratio"] = self.knobs["new_token_ratio"].repeat(ranks)
         self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
         windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
         self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
@@ -137,8 +157,8 @@ class Fleet:
         columns = int((num_tables * stride)[caching].max(initial=0)) + 1
         self.call["num_blocks"] = num_blocks
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
-        self.blocks = np.zeros((len(self.schedulers), num_blocks), state.BLOCK)
-        self.tables = np.zeros((len(self.schedulers), rows, columns), "i4")
+        self.blocks = _untouched((len(self.schedulers), num_blocks), state.BLOCK)
+        self.tables = _untouched((len(self.schedulers), rows, columns), np.dtype("i4"))
         self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
 
@@ -379,17 +399,24 @@ class Fleet:
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
         return ended
 
-    def slow_down(self, replica: int, cost: StepCost, factor: float) -> None:
-        """From now on the replica's steps take `factor` times the seconds of `cost`, its own one."""
-        tables = [table * factor for table in (cost.linear, cost.head, cost.shared) if table is not None]
-        starts = len(self.table) + np.cumsum([0, *map(len, tables)])
-        for name, start in zip(("linear", "head", "shared"), starts[:-1], strict=False):
+    def slow_down(self, replica: int, factor: float) -> None:
+        """From now on the replica's steps take `factor` times the seconds of its ReplicaSpec, drafts included."""
+        cost, draft = self._specs[replica].cost, self._specs[replica].draft
+        tables = {"linear": cost.linear, "head": cost.head, "shared": cost.shared}
+        for name in ("first", "once", "following") if draft is not None else ():
+            tables[f"draft_{name}"] = np.zeros((len(getattr(draft, name)), len(state.RESOURCES)))
+            tables[f"draft_{name}"][:, state.DRAFT] = getattr(draft, name)
+        tables = {name: table * factor for name, table in tables.items() if table is not None}
+        starts = len(self.table) + np.cumsum([0, *map(len, tables.values())])
+        for name, start in zip(tables, starts[:-1], strict=True):
             self.prices[name][replica] = start
-        parts = np.concatenate(tables)
+        parts = np.concatenate(list(tables.values()))
         self.table = np.concatenate([self.table, parts.sum(axis=1)])
         self.busy_by_resource = np.concatenate([self.busy_by_resource, parts * cost.issue_share])
         self.steps_priced = np.concatenate([self.steps_priced, np.zeros(len(parts), "i8")])
         self.attention[replica, : len(cost.attention)] = _scaled(cost.attention, factor)
+        if draft is not None:
+            self.draft_attention[replica, : len(draft.attention)] = _scaled(self._by_kind(self._specs[replica]), factor)
         self.call["table_size"] = len(self.table)
         self._moved()
 

@@ -17,7 +17,20 @@ from .blocks import (
 )
 from .njit import compiled, inlined
 from .speculation import add_verification
-from .state import QUERY_TILE, RESERVED_PER_SEQUENCE, RUNNING, WAITING
+from .state import (
+    ADMIT,
+    DECODES,
+    DECODES_IF_NO_PREFILL,
+    EVERYTHING,
+    QUERY_TILE,
+    RESERVE_MAX_MODEL_LEN,
+    RESERVE_TO_COMPLETION,
+    RESERVE_WHOLE_PROMPT,
+    RESERVED_PER_SEQUENCE,
+    RETRACT_STEPS,
+    RUNNING,
+    WAITING,
+)
 
 
 @compiled
@@ -85,10 +98,9 @@ def remove(requests, scheduler, q):
 
 
 @compiled
-def blocks_needed(knobs, num_computed, num_tokens):
-    """KV blocks that a sequence of num_tokens holds once its blocks outside the window of num_computed are freed."""
+def blocks_needed(knobs, num_computed, per_table):
+    """KV blocks held by tables of `per_table` blocks once those outside the window of num_computed are freed."""
     block_size = knobs.block_size
-    per_table = (num_tokens + block_size - 1) // block_size
     if knobs.num_kv_groups == 1 and knobs.kv_window[0] == 0:
         return per_table
     total = 0
@@ -170,79 +182,120 @@ def set_slots(request, knobs):
     if knobs.num_kv_groups > 1 or knobs.kv_window[0] > 0:
         request.slots = 0  # blocks leave a window at any step
         return
-    request.slots = request.num_blocks * knobs.block_size
+    request.slots = request.table_length * knobs.block_size
     if knobs.enable_prefix_caching:
         request.slots = min(request.slots, (request.num_hashed_blocks + 1) * knobs.block_size - 1)
 
 
 @compiled
-def allocate(request, scheduler, knobs, num_tokens, reserve):
+def table_length_for(request, knobs, num_tokens, admitted):
+    """Blocks per table that a request is to have for num_tokens; at admission what the engine reserves."""
+    if admitted:
+        if knobs.reserve == RESERVE_WHOLE_PROMPT:
+            num_tokens = max(num_tokens, request.prompt_tokens + request.num_output_tokens)
+        elif knobs.reserve == RESERVE_MAX_MODEL_LEN:
+            num_tokens = knobs.max_model_len
+    return max(request.table_length, (num_tokens + knobs.block_size - 1) // knobs.block_size)
+
+
+@compiled
+def allocate(request, scheduler, knobs, num_tokens, admitted, reserve):
     """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
-    held = max(num_tokens, request.table_length * knobs.block_size)  # what refused drafts took is kept for the next
-    needed = blocks_needed(knobs, request.num_computed_tokens, held)
+    length = table_length_for(request, knobs, num_tokens, admitted)
+    needed = blocks_needed(knobs, request.num_computed_tokens, length)
     if needed - request.num_blocks + reserve > scheduler.free_blocks:
         return False
     scheduler.free_blocks -= needed - request.num_blocks
     request.num_blocks = needed
-    request.table_length = (held + knobs.block_size - 1) // knobs.block_size
+    request.table_length = length
     request.num_hashed_blocks = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
     set_slots(request, knobs)
     return True
 
 
 @compiled
-def extend(request, scheduler, knobs, blocks, table, segments, num_tokens):
-    """Take the blocks up to num_tokens, which are known to be free, and hash those that are full by then.
+def extend(request, scheduler, knobs, blocks, table, segments, num_tokens, length):
+    """Make the tables `length` long with blocks known to be free, and hash those that are full by num_tokens.
 
     Tokens in flight are not known yet: a block with one is hashed at a later step.
     """
-    take_until(request, scheduler, blocks, table, (num_tokens + knobs.block_size - 1) // knobs.block_size)
+    take_until(request, scheduler, blocks, table, length)
     full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
     hash_until(request, knobs, scheduler, blocks, table, segments, full)
     set_slots(request, knobs)
 
 
 @compiled
-def allocate_identified(request, scheduler, knobs, blocks, tables, segments, num_tokens, reserve):
+def allocate_identified(request, scheduler, knobs, blocks, tables, segments, num_tokens, admitted, reserve):
     """`allocate` for a request that holds blocks with an identity."""
     table = tables[request.table]
     release_outside_window(request, knobs, scheduler, blocks, table)
-    length = (num_tokens + knobs.block_size - 1) // knobs.block_size
-    if scheduler.num_tables * max(length - request.table_length, 0) + reserve > scheduler.free_blocks:
+    length = table_length_for(request, knobs, num_tokens, admitted)
+    if scheduler.num_tables * (length - request.table_length) + reserve > scheduler.free_blocks:
         return False
-    extend(request, scheduler, knobs, blocks, table, segments, num_tokens)
+    extend(request, scheduler, knobs, blocks, table, segments, num_tokens, length)
     return True
 
 
 @compiled
-def cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, num_tokens, watermark):
-    """Tokens of a waiting request that the cache holds, or -1 if the admission gate says no.
+def gate(request, scheduler, knobs, busy_hits, watermark, promised):
+    """Whether the blocks of the whole sequence that a waiting request still needs are free, if the engine asks for it.
 
-    As long as nothing changed that could lower its need, a request that was turned away is not looked up again.
+    busy_hits: blocks of it that others hold. promised: blocks that running requests are still to get.
     """
+    if knobs.reserve == RESERVE_TO_COMPLETION:
+        needed = blocks_of_whole_sequence(knobs, request.max_num_tokens)
+    elif knobs.reserve_full_isl:
+        needed = blocks_of_whole_sequence(knobs, request.prompt_tokens + request.num_output_tokens)
+    else:
+        return True
+    needed += promised - busy_hits - request.num_blocks
+    scheduler.blocked_need = needed
+    return needed + watermark <= scheduler.free_blocks
+
+
+@compiled
+def promised_blocks(requests, scheduler, knobs, running):
+    """Blocks that running requests are still to get, where the engine reserves to completion."""
+    promised = 0
+    for i in range(scheduler.num_running):
+        request = requests[running[i]]
+        length = (request.max_num_tokens + knobs.block_size - 1) // knobs.block_size
+        promised += scheduler.num_tables * max(length - request.table_length, 0)
+    return promised
+
+
+@compiled
+def expected_tokens(requests, scheduler, knobs, running):
+    """Tokens that SGLang expects running requests still to generate: new_token_ratio of what they may."""
+    expected = 0.0
+    for i in range(scheduler.num_running):
+        request = requests[running[i]]
+        left = min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
+        expected += left * scheduler.new_token_ratio
+    return expected
+
+
+@compiled
+def cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, watermark):
+    """Tokens of a waiting request that the cache holds; -1: it was turned away before, and nothing helped it since;
+    -2: it shares text with a prompt that is being computed in this step, for which it waits."""
     if q == scheduler.blocked_request and scheduler.blocked_need + watermark > scheduler.free_blocks:
         return -1
     length = look_up(request, knobs, scheduler, blocks, segments, tables[free_table(scheduler)])
-    if knobs.reserve_full_isl:
-        needed = blocks_of_whole_sequence(knobs, num_tokens) - scheduler.hit_blocks + scheduler.idle_hit_blocks
-        if needed + watermark > scheduler.free_blocks:
-            if scheduler.num_tables == 1 and knobs.kv_window[0] == 0:
-                scheduler.blocked_request = q
-                scheduler.blocked_need = needed
-            return -1
-    return length * knobs.block_size
+    return -2 if length < 0 else length * knobs.block_size
 
 
 @compiled
 def allocate_cached(request, scheduler, knobs, blocks, tables, segments, cached, n, reserve):
     """`allocate` for a waiting request that was just looked up: share what is cached, take the rest."""
-    length = (cached + n + knobs.block_size - 1) // knobs.block_size
+    length = table_length_for(request, knobs, cached + n, True)
     hit = cached // knobs.block_size
     needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
     if needed + reserve > scheduler.free_blocks:
         return False
     share_hits(request, scheduler, blocks, tables, hit)
-    extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached + n)
+    extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached + n, length)
     return True
 
 
@@ -273,22 +326,82 @@ def free(request, scheduler, blocks, tables):
 
 
 @compiled
-def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
-    """Preempt the last running request for recomputation (vLLM V1's FCFS victim); returns it."""
-    if knobs.enable_prefix_caching and not scheduler.identified:
-        first = requests[running[0]]
-        identify(requests, knobs, scheduler, blocks, tables, segments, first.replica, first.rank)
-    scheduler.num_running -= 1
-    victim = running[scheduler.num_running]
+def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments):
+    """A request that is no longer running gives up its blocks, to be recomputed."""
     request = requests[victim]
+    if knobs.enable_prefix_caching and not scheduler.identified:
+        identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
     request.status = WAITING
     request.num_computed_tokens = 0
     request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
     free(request, scheduler, blocks, tables)
+
+
+@compiled
+def drop(scheduler, running, place):
+    """Take one request out of the running list."""
+    scheduler.num_running -= 1
+    for i in range(place, scheduler.num_running):
+        running[i] = running[i + 1]
+
+
+@compiled
+def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+    """Preempt the last running request that is not in this step to the head of the waiting queue; returns it.
+
+    vLLM's FCFS victim. The request that lacks memory is not in this step, so there is one.
+    """
+    place = scheduler.num_running - 1
+    while requests[running[place]].last_step == replica.num_steps:
+        place -= 1
+    victim = running[place]
+    drop(scheduler, running, place)
+    preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments)
     put_back(requests, scheduler, victim)
     return victim
+
+
+@compiled
+def retract(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+    """Retract requests until every other can decode one token (SGLang's retract_decode); True if any was.
+
+    Those with the fewest outputs go first, of equal ones those with the longest prompts; to the end of the queue.
+    """
+    retracted = False
+    while True:
+        needed, others = 0, 0
+        victim = -1
+        for i in range(scheduler.num_running):
+            request = requests[running[i]]
+            if request.last_step == replica.num_steps:
+                continue  # a prefill of this step
+            others += 1
+            decodes = request.num_computed_tokens < request.num_tokens < request.max_num_tokens
+            if decodes and request.num_computed_tokens + 1 > request.table_length * knobs.block_size:
+                needed += scheduler.num_tables
+            if victim < 0:
+                victim = i
+            fewest = requests[running[victim]]
+            if request.num_output_tokens < fewest.num_output_tokens or (
+                request.num_output_tokens == fewest.num_output_tokens and request.prompt_tokens >= fewest.prompt_tokens
+            ):
+                victim = i
+        if needed <= scheduler.free_blocks or others <= 1:
+            break
+        q = running[victim]
+        drop(scheduler, running, victim)
+        preempt(requests, replica, scheduler, knobs, q, blocks, tables, segments)
+        push_back(requests, scheduler, q)
+        retracted = True
+    if retracted:
+        decoded, wished = 0.0, 0.0
+        for i in range(scheduler.num_running):
+            decoded += requests[running[i]].num_output_tokens
+            wished += requests[running[i]].max_tokens
+        scheduler.new_token_ratio = min(1.0, (decoded + RETRACT_STEPS * scheduler.num_running) / (wished + 1.0))
+    return retracted
 
 
 @inlined
@@ -302,6 +415,7 @@ def schedule(
     samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
     sums, blocks and tables this rank's of state.Arrays.
     """
+    scheduler.step = replica.num_steps
     if scheduler.identified < 0:
         identify(requests, knobs, scheduler, blocks, tables, segments, -1, -1)
     budget = knobs.max_num_batched_tokens
@@ -313,156 +427,204 @@ def schedule(
     only_full = num_kinds == 1 and attention[0].window == 0
     placeholder = 1 if knobs.async_scheduling else 0
     longest = knobs.max_model_len - 1
-    num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
     proposed = plan[scheduler.num_running, 0]
     scheduler.draft_passes = plan[scheduler.num_running, 1]
     scheduler.num_verified = 0
     scheduler.num_drafting = 0
     scheduler.draft_keys = 0
-
-    i = 0
-    while i < scheduler.num_running and budget > 0:
-        q = running[i]
-        request = requests[q]
-        i += 1
-        computed = request.num_computed_tokens
-        known = request.prompt_tokens + request.num_output_tokens
-        if request.num_tokens > known and known + 1 >= request.max_num_tokens:
-            continue  # its last token is in flight
-        own = request.num_tokens - computed
-        if own <= 0:
-            continue  # its next token is not known yet
-        n = own + request.num_drafts
-        if 0 < threshold < n:
-            n = threshold
-        n = min(n, budget, longest - computed)
-        if n <= 0:
-            continue
-        end = min(computed + n + knobs.lookahead, knobs.max_model_len)
-        # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
-        full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
-        missing = end > request.table_length * knobs.block_size
-        if (end > request.slots) & (full | missing | (request.slots == 0)):
-            victim = -1
-            while True:
-                if scheduler.identified:
-                    if allocate_identified(request, scheduler, knobs, blocks, tables, segments, end, 0):
-                        break
-                elif allocate(request, scheduler, knobs, end, 0):
-                    break
-                victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
-                preempted = True
-                if victim == q:
-                    break
-            if victim == q:
-                break
-        if n == 1 and only_full:
-            num_decodes += 1
-            decode_keys += computed + 1
-        elif own == 1 and only_full:
-            num_decodes += 1
-            decode_keys += computed + n
-            more_queries += n - 1
-            more_pairs += (n - 1) * computed + n * (n - 1) // 2
-        elif own == 1 and n > 1:
-            add_verification(sums, attention, num_kinds, computed, n)
-        else:
-            add_to_sums(sums, attention, num_kinds, computed, n)
-        request.last_step = replica.num_steps
-        request.num_computed_tokens = computed + n
-        verified = max(n - own, 0)
-        drafts[count] = verified
-        if n >= own:
-            request.num_tokens += placeholder * (1 + verified)
-            request.num_drafts = proposed
-            scheduler.num_verified += verified
-            if proposed > 0:
-                scheduler.num_drafting += 1
-                scheduler.draft_keys += computed + own
-            step[count] = q
-        else:
-            step[count] = ~q
-        count += 1
-        budget -= n
-    sums[0].num_decodes += num_decodes
-    sums[0].decode_keys += decode_keys
-    sums[0].more_queries += more_queries
-    sums[0].more_pairs += more_pairs
-
-    if not preempted:
-        q = scheduler.waiting_head
-        while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
-            request = requests[q]
-            after = request.next
-            arrived = request.num_blocks > 0  # its KV came from elsewhere
-            if (
-                knobs.enable_prefix_caching
-                and not arrived
-                and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
-            ):
-                break  # rows of block tables are left for what runs
-            if request.last_step >= replica.num_steps - replica.in_flight:
-                q = after  # preempted, and a step with it is still to come back
+    was_running = scheduler.num_running
+    expected = 0.0
+    if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
+        expected = expected_tokens(requests, scheduler, knobs, running)
+    phases = knobs.order
+    while phases > 0:
+        phase = phases & 7
+        phases >>= 3
+        if phase == ADMIT:
+            if preempted or (knobs.admit_when_idle and was_running > 0):
                 continue
-            num_tokens = request.prompt_tokens + request.num_output_tokens
-            watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
-            computed = request.num_computed_tokens
-            looked_up = scheduler.identified and request.table < 0
-            if looked_up:
-                computed = cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, num_tokens, watermark)
-                if computed < 0:
-                    break
-            n = num_tokens - computed
-            if 0 < threshold < n:
-                n = threshold
-            if n > budget and not knobs.chunked_prefill:
-                if knobs.skip_unfit_prefill:
-                    q = after
-                    continue
-                break
-            n = min(n, budget)
-            if looked_up:
-                if not allocate_cached(request, scheduler, knobs, blocks, tables, segments, computed, n, watermark):
-                    break
-            else:
+            promised = 0
+            if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
+                promised = promised_blocks(requests, scheduler, knobs, running)
+            q = scheduler.waiting_head
+            while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
+                request = requests[q]
+                after = request.next
+                arrived = request.num_blocks > 0  # its KV came from elsewhere
                 if (
-                    knobs.reserve_full_isl
-                    and blocks_of_whole_sequence(knobs, num_tokens) - request.num_blocks + watermark
-                    > scheduler.free_blocks
+                    knobs.enable_prefix_caching
+                    and not arrived
+                    and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
                 ):
+                    break  # rows of block tables are left for what runs
+                if request.last_step >= replica.num_steps - replica.in_flight:
+                    q = after  # preempted, and a step with it is still to come back
+                    continue
+                num_tokens = request.prompt_tokens + request.num_output_tokens
+                watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
+                computed = request.num_computed_tokens
+                looked_up = scheduler.identified and request.table < 0
+                busy_hits, idle_hits = 0, 0
+                if looked_up:
+                    computed = cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, watermark)
+                    if computed == -1:
+                        break
+                    if computed < 0:
+                        q = after
+                        continue
+                    idle_hits = scheduler.idle_hit_blocks
+                    busy_hits = scheduler.hit_blocks - idle_hits
+                n = num_tokens - computed
+                if knobs.clip_max_new_tokens > 0:
+                    new = min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
+                    available = (scheduler.free_blocks - idle_hits) // scheduler.num_tables * knobs.block_size
+                    if scheduler.num_running > 0 and n + new + knobs.block_size >= available - expected:
+                        break
+                if 0 < threshold < n:
+                    n = threshold
+                if n > budget and not knobs.chunked_prefill:
+                    if knobs.skip_unfit_prefill:
+                        q = after
+                        continue
                     break
-                if scheduler.identified:
+                n = min(n, budget)
+                if not gate(request, scheduler, knobs, busy_hits, watermark, promised):
+                    if (
+                        looked_up
+                        and knobs.reserve_full_isl
+                        and not knobs.late_hits
+                        and scheduler.num_tables == 1
+                        and knobs.kv_window[0] == 0
+                    ):
+                        scheduler.blocked_request = q
+                    break
+                if looked_up:
+                    if not allocate_cached(request, scheduler, knobs, blocks, tables, segments, computed, n, watermark):
+                        break
+                elif scheduler.identified:
                     if not allocate_identified(
-                        request, scheduler, knobs, blocks, tables, segments, computed + n, watermark
+                        request, scheduler, knobs, blocks, tables, segments, computed + n, True, watermark
                     ):
                         break
-                elif not allocate(request, scheduler, knobs, computed + n, watermark):
+                elif not allocate(request, scheduler, knobs, computed + n, True, watermark):
                     break
-            remove(requests, scheduler, q)
-            if arrived:
-                replica.num_reserved -= 1
-            request.status = RUNNING
-            running[scheduler.num_running] = q
-            scheduler.num_running += 1
-            if request.scheduled < 0.0:
-                request.scheduled = replica.now
-                request.num_cached_tokens = computed if looked_up else 0
-            add_to_sums(sums, attention, num_kinds, computed, n)
+                remove(requests, scheduler, q)
+                if arrived:
+                    replica.num_reserved -= 1
+                request.status = RUNNING
+                running[scheduler.num_running] = q
+                scheduler.num_running += 1
+                if request.scheduled < 0.0:
+                    request.scheduled = replica.now
+                    request.num_cached_tokens = computed if looked_up else 0
+                if knobs.reserve == RESERVE_TO_COMPLETION:
+                    length = (request.max_num_tokens + knobs.block_size - 1) // knobs.block_size
+                    promised += scheduler.num_tables * (length - request.table_length)
+                if computed + n == num_tokens:
+                    expected += min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
+                add_to_sums(sums, attention, num_kinds, computed, n)
+                request.last_step = replica.num_steps
+                request.prefill_end = num_tokens
+                request.num_computed_tokens = computed + n
+                drafts[count] = 0
+                if computed + n == request.num_tokens:
+                    request.num_tokens += placeholder
+                    request.num_drafts = proposed
+                    if proposed > 0:
+                        scheduler.num_drafting += 1
+                        scheduler.draft_keys += computed + n
+                    step[count] = q
+                else:
+                    step[count] = ~q
+                count += 1
+                budget -= n
+                q = after
+            continue
+
+        if phase == DECODES_IF_NO_PREFILL:
+            if count > 0:
+                continue
+            phase = DECODES
+        if phase == DECODES and knobs.retracts:
+            if retract(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+                preempted = True
+            elif scheduler.num_running > 0:
+                scheduler.new_token_ratio = max(
+                    scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
+                )
+        num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
+        i = 0
+        while i < scheduler.num_running and budget > 0:
+            q = running[i]
+            request = requests[q]
+            i += 1
+            computed = request.num_computed_tokens
+            if phase != EVERYTHING and (
+                (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == replica.num_steps
+            ):
+                continue  # not of this phase, or scheduled in this step already
+            known = request.prompt_tokens + request.num_output_tokens
+            if request.num_tokens > known and known + 1 >= request.max_num_tokens:
+                continue  # its last token is in flight
+            own = request.num_tokens - computed
+            if own <= 0:
+                continue  # its next token is not known yet
+            n = own + request.num_drafts
+            if 0 < threshold < n:
+                n = threshold
+            n = min(n, budget, longest - computed)
+            if n <= 0:
+                continue
+            end = min(computed + n + knobs.lookahead, knobs.max_model_len)
+            # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
+            full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
+            missing = end > request.table_length * knobs.block_size
+            if (end > request.slots) & (full | missing | (request.slots == 0)):
+                victim = -1
+                while True:
+                    if scheduler.identified:
+                        if allocate_identified(request, scheduler, knobs, blocks, tables, segments, end, False, 0):
+                            break
+                    elif allocate(request, scheduler, knobs, end, False, 0):
+                        break
+                    victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
+                    preempted = True
+                    if victim == q:
+                        break
+                if victim == q:
+                    break
+            if n == 1 and only_full:
+                num_decodes += 1
+                decode_keys += computed + 1
+            elif own == 1 and only_full:
+                num_decodes += 1
+                decode_keys += computed + n
+                more_queries += n - 1
+                more_pairs += (n - 1) * computed + n * (n - 1) // 2
+            elif own == 1 and n > 1:
+                add_verification(sums, attention, num_kinds, computed, n)
+            else:
+                add_to_sums(sums, attention, num_kinds, computed, n)
             request.last_step = replica.num_steps
             request.num_computed_tokens = computed + n
-            drafts[count] = 0
-            if computed + n == request.num_tokens:
-                request.num_tokens += placeholder
+            verified = max(n - own, 0)
+            drafts[count] = verified
+            if n >= own:
+                request.num_tokens += placeholder * (1 + verified)
                 request.num_drafts = proposed
+                scheduler.num_verified += verified
                 if proposed > 0:
                     scheduler.num_drafting += 1
-                    scheduler.draft_keys += computed + n
+                    scheduler.draft_keys += computed + own
                 step[count] = q
             else:
                 step[count] = ~q
             count += 1
             budget -= n
-            q = after
+        sums[0].num_decodes += num_decodes
+        sums[0].decode_keys += decode_keys
+        sums[0].more_queries += more_queries
+        sums[0].more_pairs += more_pairs
 
     scheduler.num_scheduled = count
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget

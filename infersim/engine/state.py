@@ -39,6 +39,28 @@ QUERY_TILE = 128  # queries per tile of a prefill attention kernel (FlashAttenti
 MAX_ATTENTION_KINDS = 4
 RESERVED_PER_SEQUENCE = 1  # times max_num_seqs: requests that may hold block tables without running
 
+# What a step is made of, one octal digit per phase, the first one last.
+EVERYTHING, DECODES, PREFILLS, ADMIT, DECODES_IF_NO_PREFILL = range(1, 6)
+ORDERS = {
+    "running-first": EVERYTHING | ADMIT << 3,  # running requests in order of admission, then waiting ones
+    "decodes-first": DECODES | PREFILLS << 3 | ADMIT << 6,
+    "prefills-only": PREFILLS | ADMIT << 3 | DECODES_IF_NO_PREFILL << 6,  # a step with a prefill has no decodes
+    "prefills-first": PREFILLS | ADMIT << 3 | DECODES << 6,
+}
+# What a request is given at admission: the blocks of its first chunk, of its whole prompt, of max_model_len; or those
+# of its first chunk, if there is room for prompt + max_tokens of all that run.
+RESERVE_FIRST_CHUNK, RESERVE_WHOLE_PROMPT, RESERVE_MAX_MODEL_LEN, RESERVE_TO_COMPLETION = range(4)
+RESERVES = {
+    "first-chunk": RESERVE_FIRST_CHUNK,
+    "whole-prompt": RESERVE_WHOLE_PROMPT,
+    "max-model-len": RESERVE_MAX_MODEL_LEN,
+    "to-completion": RESERVE_TO_COMPLETION,
+}
+# Cached text that is computed in the very step: found, not found, or waited for.
+MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
+LATE_HITS = {"hit": 0, "miss": MISS_LATE_HITS, "wait": WAIT_FOR_LATE_HITS}
+RETRACT_STEPS = 20  # decode steps that SGLang's new_token_ratio allows for after a retraction
+
 # One row per request of the whole fleet: running state first (what every step touches shares a cache line), then the
 # input columns and the record that remains.
 REQUEST = np.dtype(
@@ -50,6 +72,7 @@ REQUEST = np.dtype(
         ("stop_tokens", "i4"),  # min(output_tokens, max_tokens): the end that only the model knows
         ("slots", "i4"),  # the step may bring num_computed_tokens up to here with the blocks held
         ("last_token", "f8"),
+        ("prefill_end", "i4"),  # tokens that it had to compute at its last admission
         ("last_step", "i4"),  # the last step it was in, -1 before
         ("prompt_tokens", "i4"),
         ("num_drafts", "i2"),  # drafts that it brings to its next step
@@ -96,6 +119,7 @@ BLOCK = np.dtype(
         ("hash", "i8"),  # of this text and all before, 0 if none
         ("prev", "i4"),  # neighbours in the free queue, least recently used first
         ("next", "i4"),
+        ("step", "i4"),  # in which it became full
         ("references", "i4"),  # requests that hold it
         ("chain", "i4"),  # the next block of the same bucket, 0 if none
         ("bucket", "i4"),  # not of this block: the first one whose hash ends in this row's number
@@ -161,6 +185,15 @@ KNOBS = np.dtype(
         ("reserve_full_isl", "i1"),  # admission gate over the whole sequence
         ("async_scheduling", "i1"),
         ("enable_prefix_caching", "i1"),
+        ("late_hits", "i1"),  # LATE_HITS
+        ("reserve", "i1"),  # RESERVES
+        ("admit_when_idle", "i1"),  # static batching: only when nothing runs
+        ("retracts", "i1"),  # SGLang's victims instead of the last one
+        ("order", "i4"),  # ORDERS
+        ("clip_max_new_tokens", "i4"),  # SGLang's admission by expected tokens counts at most so many, 0 = no such rule
+        ("new_token_ratio", "f8"),  # share of them that is expected, at first ...
+        ("min_new_token_ratio", "f8"),  # ... and at last
+        ("new_token_ratio_decay", "f8"),  # per decode step
         ("lookahead", "i4"),  # tokens beyond a step's own for which blocks are taken: the drafter writes there
         ("host_step_time", "f8"),
         ("host_sequence_time", "f8"),
@@ -224,6 +257,8 @@ SCHEDULER = np.dtype(
         ("awaited", "i8"),  # the first hash that was missing
         ("blocked_request", "i4"),  # the request that the admission gate turned away and nothing helped since, or -1
         ("blocked_need", "i4"),  # blocks that it needs
+        ("step", "i4"),  # its number
+        ("new_token_ratio", "f8"),
         ("num_scheduled", "i4"),  # sequences in the step being made
         ("num_verified", "i4"),  # drafts in it
         ("num_drafting", "i4"),  # sequences that sample in it and so draft

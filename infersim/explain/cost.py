@@ -3,7 +3,6 @@
 from typing import Any
 
 from infersim.metrics.result import Result
-from infersim.spec.cluster import Kind
 from infersim.spec.hardware import Hardware
 from infersim.spec.scenario import Scenario
 
@@ -14,10 +13,9 @@ MILLION, HOUR = 1e6, 3600
 
 def fleet(scenario: Scenario) -> list[tuple[Hardware, int]]:
     """Each kind of accelerator, and how many of it all replicas have."""
-    kinds = scenario.cluster.kinds or [Kind(replicas=scenario.cluster.replicas)]
     return [
         (kind.hardware or scenario.hardware, (kind.parallelism or scenario.parallelism).num_gpus * kind.replicas)
-        for kind in kinds
+        for kind in scenario.cluster.groups
     ]
 
 

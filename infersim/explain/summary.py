@@ -144,6 +144,14 @@ def _prefix_cache(result: Result) -> dict[str, float | None]:
     return rates
 
 
+def _use_of_max_tokens(result: Result) -> str:
+    if result.engine.reserve == "to-completion":
+        return "admits a request only if memory for all its max_tokens is left"
+    if result.engine.clip_max_new_tokens:
+        return "admits by a share of the tokens that running requests may still generate"
+    return "admits without regard to it"
+
+
 def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
     """What a reader must know to trust the answer: one sentence each."""
     r = result.requests
@@ -153,7 +161,7 @@ def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
     over = int((r["reason"] == OVER_MAX_MODEL_LEN).sum())
     cut = int((r["max_tokens"] < r["output_tokens"]).sum())
     effects = [f"it rejects {over:,} requests" if over else "", f"it cuts {cut:,} outputs short" if cut else ""]
-    effect = " and ".join(filter(None, effects)) or f"{result.engine.preset} admits without regard to it"
+    effect = " and ".join(filter(None, effects)) or f"{result.engine.preset} {_use_of_max_tokens(result)}"
     lines.append(f"max_tokens {name}: {effect}")
     if (exits := result.scenario.early_exit) is not None:
         layers = ", ".join(

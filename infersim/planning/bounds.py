@@ -12,7 +12,7 @@ from infersim.cost.floors import NO_PREFILL, floor_itl, floor_ttft
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
-from infersim.deployment import Deployment, deployment_of
+from infersim.deployment import Deployment, deployments_of
 from infersim.explain.work import decode_keys
 from infersim.spec.scenario import Scenario
 from infersim.workload.build import build_requests
@@ -33,9 +33,15 @@ class Bounds:
         return [(key, self.latency[key], limit) for key, limit in limits.items() if self.latency.get(key, 0) > limit]
 
 
+ANY_RATE = 1e6  # requests/s: above what anything does
+
+
 def bounds_of(scenario: Scenario) -> Bounds:
-    """The bounds of one replica of the scenario. InputError if it would not start."""
-    deployment = deployment_of(scenario)
+    """The bounds of one replica of the scenario; of a cluster of several kinds of replicas, which share the work of a
+    request in their own way, none. InputError if it would not start."""
+    deployment = deployments_of(scenario)[0][0]
+    if len(scenario.cluster.groups) > 1:
+        return Bounds(deployment, {}, ANY_RATE)
     requests = build_requests(scenario.workload, scenario.simulation.seed, Path())
     prompts, outputs = requests.prompt_tokens.astype("f8"), requests.output_tokens.astype("f8")
     return Bounds(deployment, _latency(scenario, deployment, prompts, outputs), _rate(deployment, prompts, outputs))

@@ -49,10 +49,11 @@ class Decision:
 
 
 def deployed(scenario: Scenario, replicas: int, rate: float, seed: int, replications: int = 1) -> Scenario:
-    """So many replicas at a request rate of the whole."""
+    """So many replicas at a request rate of the whole; a cluster of several kinds of replicas stays as it is."""
+    cluster = scenario.cluster
     return scenario.model_copy(
         update={
-            "cluster": scenario.cluster.model_copy(update={"replicas": replicas}),
+            "cluster": cluster if len(cluster.groups) > 1 else cluster.model_copy(update={"replicas": replicas}),
             "workload": scenario.workload.model_copy(update={"request_rate": rate}),
             "simulation": scenario.simulation.model_copy(update={"seed": seed, "replications": replications}),
         }

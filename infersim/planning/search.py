@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from infersim.explain.binding import find_binding
-from infersim.explain.cost import cost_of
+from infersim.explain.cost import cost_of, fleet, num_gpus
 from infersim.explain.summary import finite
 from infersim.spec.errors import InputError
+from infersim.spec.hardware import Hardware
 from infersim.spec.plan import Plan, load_plan
 from infersim.spec.scenario import Scenario
 
@@ -40,13 +41,22 @@ class Candidate:
     """(replicas, requests per second of all together) -> what came out"""
 
     @property
+    def whole(self) -> bool:
+        """Whether it is a cluster of several kinds of replicas, which is taken as it is rather than multiplied."""
+        return len(self.scenario.cluster.groups) > 1
+
+    @property
     def gpus(self) -> int:
-        return self.scenario.parallelism.num_gpus
+        return num_gpus(self.scenario) if self.whole else self.scenario.parallelism.num_gpus
+
+    def most_replicas(self, plan: Plan) -> int:
+        return 1 if self.whole else plan.max_gpus // self.gpus
 
     @property
     def arrangement(self) -> tuple[str, str]:
         """What makes it another deployment, rather than another setting of one: the devices and how they share it."""
-        return self.scenario.hardware.name, self.scenario.parallelism.model_dump_json()
+        cluster = self.scenario.cluster.model_dump_json() if self.whole else ""
+        return self.scenario.hardware.name, self.scenario.parallelism.model_dump_json() + cluster
 
     def decide(self, replicas: int, rate: float, plan: Plan) -> Decision:
         """Each number of replicas and rate is simulated once."""
@@ -111,7 +121,7 @@ def search(plan: Plan, scenarios: Sequence[Scenario], progress: Progress | None 
         "considered": len(scenarios),
         "simulated": len(simulated),
         "pruned": len(scenarios) - len(simulated),
-        "pruned_by": dict(sorted(pruned.items())),
+        "pruned_by": dict(sorted((+pruned).items())),
         "simulated_candidates": [_trial(c) for c in sorted(simulated, key=lambda c: c.number)],
         "assumed": _assumed(plan, scenarios[0]),
     })  # fmt: skip
@@ -121,12 +131,9 @@ def _candidate(
     number: int, scenario: Scenario, plan: Plan, pruned: Counter[str], closest: list[tuple[float, str]]
 ) -> Candidate | None:
     """The candidate, unless a floor forbids it."""
-    hardware, gpus = scenario.hardware, scenario.parallelism.num_gpus
-    unit = {
-        "cost": (hardware.price.low + hardware.price.high) / 2 if hardware.price else None,
-        "energy": hardware.tdp,
-    }.get(plan.objective, 1.0)
-    if unit is None:
+    one = scenario if len(scenario.cluster.groups) > 1 else deployed(scenario, 1, 1.0, 0)
+    gpus, units = num_gpus(one), [_unit(plan.objective, hardware) for hardware, _ in fleet(one)]
+    if None in units:
         pruned["no price" if plan.objective == "cost" else "no power limit known"] += 1
         return None
     if gpus > plan.max_gpus:
@@ -149,12 +156,19 @@ def _candidate(
     most = plan.max_gpus // gpus * bounds.rate
     if plan.objective != "goodput" and most < scenario.workload.request_rate:
         pruned["floor of GPU time"] += 1
-        text = (
-            f"{plan.max_gpus // gpus * gpus} {hardware.name} cannot serve more than {most:.4g} requests/s at peak rates"
-        )
+        all_gpus = f"{plan.max_gpus // gpus * gpus} {scenario.hardware.name}"
+        text = f"{all_gpus} cannot serve more than {most:.4g} requests/s at peak rates"
         closest.append((scenario.workload.request_rate / most, text))
         return None
-    return Candidate(number, scenario, bounds, unit * gpus)
+    unit = sum(each * count for each, (_, count) in zip(units, fleet(one), strict=True))
+    return Candidate(number, scenario, bounds, unit)
+
+
+def _unit(objective: str, hardware: Hardware) -> float | None:
+    """What the objective adds up, of one accelerator; None if it is not known."""
+    if objective == "cost":
+        return (hardware.price.low + hardware.price.high) / 2 if hardware.price else None
+    return hardware.tdp if objective == "energy" else 1.0
 
 
 def _cheapest(plan: Plan, candidates: list[Candidate], pruned: Counter[str], progress: Progress | None) -> list[Found]:
@@ -185,7 +199,7 @@ def _cheapest(plan: Plan, candidates: list[Candidate], pruned: Counter[str], pro
         more = replicas + 1
         if decision.saturated and decision.rate:
             more = max(more, math.ceil(replicas * rate / (OVERLOAD * decision.rate)))
-        if more * c.gpus <= plan.max_gpus:
+        if more * c.gpus <= plan.max_gpus and not c.whole:
             heapq.heappush(queue, (c.unit * more, c.number, more, c))
     pruned["a lower bound on its cost is above the answer's"] += len({c.number for *_, c in queue if not c.decisions})
     return found
@@ -195,9 +209,9 @@ def _most(plan: Plan, candidates: list[Candidate], pruned: Counter[str], progres
     """The largest rate on max_gpus: candidates in order of an upper bound on it, each tried at the second best rate so
     far first."""
     found: list[Found] = []
-    ranked = sorted(candidates, key=lambda c: (-(plan.max_gpus // c.gpus) * c.bounds.rate, c.number))
+    ranked = sorted(candidates, key=lambda c: (-(c.most_replicas(plan)) * c.bounds.rate, c.number))
     for i, c in enumerate(ranked):
-        replicas = plan.max_gpus // c.gpus
+        replicas = c.most_replicas(plan)
         to_beat = found[1].rate if len(found) > 1 else 0.0
         if replicas * c.bounds.rate <= to_beat:
             pruned["an upper bound on its rate is below the answer's"] += len(ranked) - i
@@ -272,13 +286,16 @@ def _deployment(scenario: Scenario) -> dict[str, Any]:
     return {
         "model": scenario.model,
         "hardware": scenario.hardware.name,
-        "gpus": scenario.parallelism.num_gpus * scenario.cluster.replicas,
+        "gpus": num_gpus(scenario),
         "replicas": scenario.cluster.replicas,
         "parallelism": scenario.parallelism.model_dump(mode="json"),
         "precision": scenario.precision.model_dump(mode="json"),
         "engine": scenario.engine.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         | {"preset": scenario.engine.preset},
+        "speculation": scenario.speculation and scenario.speculation.model_dump(mode="json", exclude_none=True),
+        "early_exit": scenario.early_exit and scenario.early_exit.model_dump(mode="json", exclude_none=True),
         "router": scenario.cluster.router.policy,
+        "cluster": scenario.cluster.model_dump(mode="json") if len(scenario.cluster.groups) > 1 else None,
     }
 
 
@@ -334,6 +351,8 @@ def _forbids(
 
 
 def _name(scenario: Scenario) -> str:
+    if len(scenario.cluster.groups) > 1:
+        return " + ".join(f"{count} x {hardware.name}" for hardware, count in fleet(scenario))
     return f"{scenario.parallelism.num_gpus} x {scenario.hardware.name}"
 
 

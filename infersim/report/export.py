@@ -3,6 +3,7 @@
 The engine that was simulated is the preset's; the other two get the nearest of their own flags.
 """
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
         words += [flag, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if parallel.expert > 1 else []
     words += ["--dtype", _dtype(precision.activations)]
+    words += ["--quantization", "fp8"] if precision.weights == "fp8" else []  # other formats are the checkpoint's
     words += ["--kv-cache-dtype", precision.kv_cache] if precision.kv_cache != precision.activations else []
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size"):
         words += [f"--{name.replace('_', '-')}", f"{engine[name]}"]
@@ -77,6 +79,9 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
         words += ["--num-gpu-blocks-override", str(engine["num_gpu_blocks_override"])]
     if engine["long_prefill_token_threshold"]:
         words += ["--long-prefill-token-threshold", str(engine["long_prefill_token_threshold"])]
+    if (drafts := scenario.speculation) is not None:
+        config = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
+        words += ["--speculative-config", json.dumps(config)]
     words.append(_switch("enable-chunked-prefill", engine["chunked_prefill"]))
     words.append(_switch("enable-prefix-caching", engine["enable_prefix_caching"]))
     words.append(_switch("async-scheduling", engine["async_scheduling"]))

@@ -40,7 +40,14 @@ def describe(deployment: dict[str, Any]) -> str:
     replicas = deployment["replicas"]
     each = deployment["gpus"] // replicas
     gpus = f"{replicas} x {each} {deployment['hardware']}" if replicas > 1 else f"{each} {deployment['hardware']}"
+    if deployment["cluster"]:
+        pools = [(name, deployment["cluster"].get(name)) for name in ("prefill", "decode")]
+        named = [f"{pool['replicas']} for {name}" for name, pool in pools if pool]
+        gpus = f"{deployment['gpus']} GPUs, {', '.join(named) or 'several kinds of replicas'}"
     parts = [*shape, f"weights {precision['weights']}", f"KV {precision['kv_cache']}", deployment["engine"]["preset"]]
+    if speculation := deployment["speculation"]:
+        parts.append(f"{speculation['method']} drafting {speculation['num_speculative_tokens']}")
+    parts += ["early exit"] if deployment["early_exit"] else []
     return f"{deployment['model']} on {gpus}: {', '.join(parts)}"
 
 

@@ -248,6 +248,13 @@ class Cluster(Description):
         return self.kinds or [Kind(replicas=self.replicas)]
 
     @property
+    def routers(self) -> dict[str, Router]:
+        """Every router by its key."""
+        if self.prefill and self.decode:
+            return {"cluster.prefill.router": self.prefill.router, "cluster.decode.router": self.decode.router}
+        return {"cluster.router": self.router}
+
+    @property
     def interacts(self) -> bool:
         """Whether replicas have to do with one another, whatever the router."""
         return bool(self.prefill or self.admission or self.autoscaler or self.failures)

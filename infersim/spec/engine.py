@@ -39,6 +39,28 @@ class EnginePreset:
     source: str
     notes: str
     """which of the differences between 0.11 and 0.33 this version has, and since when"""
+    order: str = "running-first"
+    """what a step is made of: running-first (in order of admission, then waiting ones), decodes-first, prefills-only (a
+    step with a prefill has no decodes), prefills-first (it has those that still fit)"""
+    chunked_order: str | None = None
+    """the order under chunked prefill, if that is another"""
+    reserve: str = "first-chunk"
+    """what a request gets at admission: first-chunk, whole-prompt, max-model-len, or to-completion: its first chunk, if
+    prompt + max_tokens of all that run have room"""
+    admit_when_idle: bool = False
+    """static batching: requests enter only when nothing runs"""
+    retracts: bool = False
+    """out of memory, the requests with the fewest outputs go to the end of the queue, not the last to its head"""
+    late_hits: str = "hit"
+    """cached text that is computed in the very step: hit, miss, or wait for the next step"""
+    clip_max_new_tokens: int = 0
+    """SGLang's admission: room for at most so many of the tokens a request may generate; 0: no such rule"""
+    new_token_ratio: float = 0.0
+    """share of those tokens expected of running requests at first"""
+    min_new_token_ratio: float = 0.0
+    """and at last"""
+    new_token_ratio_decay: float = 0.0
+    """per decode step"""
     block_size: int = 16
     chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -64,6 +86,28 @@ class EnginePreset:
 SMALL_ROW = (0.0, 2048, 256)
 ROWS_0_11 = ((70 * GIB, 8192, 1024), SMALL_ROW)
 ROWS_0_33 = ((160 * GIB, 16384, 1024), *ROWS_0_11)
+
+# What engines other than vLLM V1 have in common, as rows of the same knobs.
+PLAIN: dict[str, Any] = {
+    "gpu_memory_utilization": 0.9,
+    "count_cuda_graph_memory": False,
+    "reserve_full_isl": False,
+    "async_scheduling": False,
+    "skip_unfit_prefill": False,
+    "long_prefill_needs_contention": False,
+}
+OVERLAPPED = {"async_scheduling": True}
+TRTLLM: dict[str, Any] = {
+    **PLAIN,
+    **OVERLAPPED,
+    "batch_defaults": ((0.0, 8192, 2048),),
+    "host_step_time": 0.3e-3,
+    "order": "decodes-first",
+    "late_hits": "wait",
+    "chunked_prefill": False,
+    "block_size": 32,
+    "source": "TensorRT-LLM 1.0: batch_manager/capacityScheduler.cpp, microBatchScheduler.cpp, llmapi/llm_args.py",
+}
 
 PRESETS: dict[str, EnginePreset] = {
     preset.name: preset
@@ -131,6 +175,105 @@ PRESETS: dict[str, EnginePreset] = {
             source="vLLM 0.33: v1/core/sched/scheduler.py, engine/arg_utils.py, config/cache.py",
             notes="the newer end: has all of the differences",
         ),
+        EnginePreset(
+            name="vllm-0",
+            version="0.6.6",
+            batch_defaults=(SMALL_ROW,),
+            host_step_time=3e-3,
+            order="prefills-only",
+            chunked_order="running-first",
+            reserve="whole-prompt",
+            chunked_prefill=False,
+            enable_prefix_caching=False,
+            watermark=0.01,
+            source="vLLM 0.6.6: core/scheduler.py, core/block_manager.py (the V0 engine)",
+            notes="prefills first and alone, whole prompts only; 1 % of the blocks stay free at admission (here only"
+            " beside running requests: a prompt that needs them runs alone, where V0 ignores it). Step time assumed",
+            **PLAIN,
+        ),
+        EnginePreset(
+            name="static",
+            version="FasterTransformer 5",
+            batch_defaults=((0.0, 32768, 256),),
+            host_step_time=0.2e-3,
+            reserve="max-model-len",
+            admit_when_idle=True,
+            chunked_prefill=False,
+            enable_prefix_caching=False,
+            source="static batching as in Yu et al. 2022 (Orca), section 3, and Kwon et al. 2023, section 6.1",
+            notes="a batch runs until its last request ends, and each reserves max_model_len; a request's tokens count"
+            " when they are made, and the padding of ended requests costs nothing. Step overhead assumed",
+            **PLAIN,
+        ),
+        EnginePreset(
+            name="orca",
+            version="Yu et al. 2022",
+            batch_defaults=((0.0, 32768, 256),),
+            host_step_time=0.2e-3,
+            reserve="max-model-len",
+            chunked_prefill=False,
+            enable_prefix_caching=False,
+            source="Yu et al. 2022 (OSDI); sarathi-serve: core/scheduler/orca_scheduler.py",
+            notes="every running sequence and new whole prompts in one step; each reserves max_model_len, nobody is"
+            " preempted. No token budget but the tables' 32,768. Step overhead assumed",
+            **PLAIN,
+        ),
+        EnginePreset(
+            name="sarathi",
+            version="Agrawal et al. 2024",
+            batch_defaults=((0.0, 512, 128),),
+            host_step_time=1e-3,
+            order="decodes-first",
+            reserve="whole-prompt",
+            enable_prefix_caching=False,
+            watermark=0.01,
+            source="Agrawal et al. 2024 (OSDI); sarathi-serve: core/scheduler/sarathi_scheduler.py",
+            notes="decodes, then partial prefills, then new ones within a chunk of 512 tokens (the paper's 512-2048); a"
+            " prompt's blocks are taken at admission. Step overhead assumed",
+            **PLAIN,
+        ),
+        EnginePreset(
+            name="sglang-0.5",
+            version="0.5.23",
+            batch_defaults=(
+                (160 * GIB, 16384, 2048),
+                (60 * GIB, 8192, 2048),
+                (20 * GIB, 4096, 2048),
+                (0.0, 2048, 2048),
+            ),
+            host_step_time=0.5e-3,
+            order="prefills-only",
+            retracts=True,
+            late_hits="miss",
+            clip_max_new_tokens=4096,
+            new_token_ratio=0.7,
+            min_new_token_ratio=0.7 * 0.14,
+            new_token_ratio_decay=0.7 * 0.86 / 600,
+            block_size=1,
+            source="SGLang 0.5.23: managers/{schedule_policy,schedule_batch,scheduler}.py, mem_cache/radix_cache.py",
+            notes="prefills first and alone, in chunks; admission by expected tokens; radix cache of single tokens,"
+            " least recently used ends evicted first, by token rather than by node. max_num_batched_tokens is its"
+            " chunked-prefill-size, block_size its page-size, max_num_seqs its max-running-requests, order"
+            " prefills-first its enable-mixed-chunk. gpu_memory_utilization near what mem-fraction-static and the"
+            " memory outside it add up to",
+            **(PLAIN | OVERLAPPED),
+        ),
+        EnginePreset(
+            name="trtllm-1.0-no-evict",
+            version="1.0",
+            reserve="to-completion",
+            notes="GUARANTEED_NO_EVICT: a request enters if prompt + max_tokens of all have room; none is ever paused."
+            " Prompts are computed whole unless enable_chunked_prefill. gpu_memory_utilization stands for"
+            " free_gpu_memory_fraction, there of what weights and activations leave",
+            **TRTLLM,
+        ),
+        EnginePreset(
+            name="trtllm-1.0-max-utilization",
+            version="1.0",
+            notes="MAX_UTILIZATION: a request needs only its next step's blocks, and the last one started is paused"
+            " when they run out. Otherwise as trtllm-1.0-no-evict",
+            **TRTLLM,
+        ),
     )
 }
 
@@ -163,6 +306,8 @@ class Engine(Description):
     scheduler_reserve_full_isl: bool | None = None
     """admit a request only if blocks for its whole sequence are free"""
     async_scheduling: bool | None = None
+    enable_mixed_chunk: bool | None = None
+    """SGLang's: decodes run beside a prefill chunk"""
     enable_prefix_caching: bool | None = None
     """find KV blocks of text that was computed before"""
     scheduling_policy: Literal["fcfs"] = "fcfs"
@@ -198,6 +343,15 @@ class ResolvedEngine:
     async_scheduling: bool
     enable_prefix_caching: bool
     skip_unfit_prefill: bool
+    order: str
+    reserve: str
+    admit_when_idle: bool
+    retracts: bool
+    late_hits: str
+    clip_max_new_tokens: int
+    new_token_ratio: float
+    min_new_token_ratio: float
+    new_token_ratio_decay: float
     count_cuda_graph_memory: bool
     host_step_time: float
     host_sequence_time: float
@@ -211,7 +365,9 @@ class ResolvedEngine:
 SAME_NAME = ("block_size", "gpu_memory_utilization", "long_prefill_token_threshold", "watermark", "async_scheduling",
              "enable_prefix_caching", "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
              "worker_sequence_time")  # fmt: skip
-PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory")
+PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
+               "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
+               "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
 
 
 def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedEngine:
@@ -233,11 +389,12 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
     choose("num_gpu_blocks_override", engine.num_gpu_blocks_override, None, "none: from the memory")
     choose("max_model_len", engine.max_model_len, model_max_len, "model")
 
+    a100 = "a100" in hardware.name.lower()
     tokens, seqs = next(
         row[1:]
         for row in preset.batch_defaults
         # vLLM looks at the device's name: an A100 takes the small row whatever its memory
-        if row is SMALL_ROW or (hardware.memory_usable >= row[0] and "a100" not in hardware.name.lower())
+        if row[0] == 0 or (hardware.memory_usable >= row[0] and not (SMALL_ROW in preset.batch_defaults and a100))
     )
     if not knobs["chunked_prefill"]:
         tokens = max(tokens, knobs["max_model_len"])
@@ -248,6 +405,12 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
         origin["max_num_seqs"] = "limited by max_num_batched_tokens"
 
     problems = []
+    if preset.chunked_order and knobs["chunked_prefill"]:
+        knobs["order"] = preset.chunked_order
+    if engine.enable_mixed_chunk:
+        if not preset.retracts:
+            problems.append(f"engine.enable_mixed_chunk: only sglang presets have it; remove it for {preset.name}")
+        knobs["order"], origin["order"] = "prefills-first", "user"
     if knobs["max_model_len"] > model_max_len:
         problems.append(
             f"engine.max_model_len: {knobs['max_model_len']} is longer than the model's {model_max_len} tokens;"

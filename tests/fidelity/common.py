@@ -4,21 +4,28 @@ from pathlib import Path
 
 import numpy as np
 
+from infersim.spec.engine import PRESETS as ENGINES
+
 PRESETS = {
     # engine, version (as tuple, from here on) -> preset: the nearest that has the same admission and mixing rules, or
     # of another engine the one whose step is most alike
-    ("vllm", (0, 0)): "vllm-0.11",
+    ("vllm", (-1, 0)): "vllm-0.11",
+    ("vllm", (0, 0)): "vllm-0",
+    ("vllm", (0, 8)): "vllm-0.11",
     ("vllm", (0, 12)): "vllm-0.11",
     ("vllm", (0, 14)): "vllm-0.15",
     ("vllm", (0, 18)): "vllm-0.19",
     ("vllm", (0, 22)): "vllm-0.33",
     ("sglang", (0, 0)): "vllm-0.19",
+    ("sglang", (0, 1)): "sglang-0.5",
     ("trtllm", (0, 0)): "vllm-0.19",
+    ("trtllm", (0, 1)): "trtllm-1.0-no-evict",
 }
 
 
 def preset_of(engine: str, version: str | float) -> str:
-    """The preset for an engine's version ("1.0.0rc3", "0.17.0", "nightly-..."): the newest row not newer than it."""
+    """The preset for an engine's version ("1.0.0rc3", "0.17.0", "nightly-..."): the newest row not newer than it whose
+    preset there is."""
     numbers = []
     for part in str(version).split(".")[:2]:
         digits = "".join(c for c in part if c.isdigit())
@@ -27,7 +34,7 @@ def preset_of(engine: str, version: str | float) -> str:
         numbers.append(int(digits))
     given = tuple(numbers) if len(numbers) == 2 else (99, 0)  # a nightly build, or none named, is newest
     rows = [(since, preset) for (name, since), preset in PRESETS.items() if name == engine and since <= given]
-    return max(rows)[1]
+    return max(row for row in rows if row[1] in ENGINES)[1]
 
 
 def percent(predicted, measured):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,12 @@ from common import percent, preset_of, spread
 from infersim.metrics.latency import measure
 from infersim.run import run
 from infersim.spec.errors import InputError
+from infersim.spec.hardware import load_hardware
 from infersim.spec.scenario import build_scenario
 
 FILE = "e2e/silicon_sample.parquet"
 SYSTEMS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm"}
 FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "bfloat16": "bf16", "float16": "bf16"}
-OWN_FORMAT = {"gpt-oss-120b": "auto", "Kimi-K2.5": None}
-"""models whose checkpoint says more than the row does: gpt-oss is MXFP4 in its experts alone (rows say nvfp4); the
-int4 rows of Kimi-K2.5 are its own checkpoint"""
 MOE = ("DeepSeek-V3", "GLM-5", "Kimi-K2.5", "MiniMax-M2.5", "Qwen3-235B-A22B", "Qwen3.5-397B-A17B", "gpt-oss-120b")
 CATALOGUE = {
     "deepseek-ai/DeepSeek-R1": "DeepSeek-R1", "deepseek-ai/DeepSeek-V3": "DeepSeek-V3",
@@ -59,11 +58,19 @@ def concurrency(row) -> int:
     return int(found.group(1)) if found else int(row.batch_size)
 
 
+@cache
+def profile(name: str) -> dict:
+    """Read once: parsing a calibrated profile takes longer than a run."""
+    return load_hardware(name).model_dump(mode="json")
+
+
 def scenario_of(row) -> dict:
     """The deployment of a row as a scenario. KeyError names what of it is not modelled."""
     weights = FORMATS.get(row.gemm_quant_mode, "auto")
     if row.fam == "gpt-oss-120b" or row.gemm_quant_mode == "int4_wo":
-        weights = "auto"
+        weights = "auto"  # gpt-oss is MXFP4 in its experts alone, where rows say nvfp4; int4 is Kimi-K2.5's own format
+    if row.fam in MOE and weights == "fp8":
+        weights = "fp8_block"  # the FP8 checkpoints of all these models are scaled by blocks
     kv = "fp8" if row.precision in ("fp8", "fp4") and row.backend == "trtllm" else "bf16"
     clients, lengths = concurrency(row), (int(row.isl), int(row.osl))
     # InferenceX draws lengths between 0.8 and 1 of the nominal ones; the others ask for the same every time
@@ -74,7 +81,7 @@ def scenario_of(row) -> dict:
     longest = int(row.isl + row.osl + 256)
     return {
         "model": CATALOGUE.get(row.model_path, row.model_path.split("/")[-1]),
-        "hardware": SYSTEMS[row.system],
+        "hardware": profile(SYSTEMS[row.system]),
         "workload": {"request_rate": "inf", "max_concurrency": clients, "num_requests": WAVES * clients,
                      "input_tokens": drawn[0], "output_tokens": drawn[1]},
         "parallelism": parallelism(row),
@@ -99,11 +106,9 @@ def predict(row) -> Prediction:
 
 
 def stream_interval(row) -> int:
-    """Tokens that the server sends at once: InferenceX starts TensorRT-LLM with `stream_interval: 10` (20 for the
-    Llama models), so that the client's first token is the last of so many."""
-    if row.backend != "trtllm" or "gap-analysis" in row.silicon_data_source:
-        return 1
-    return 20 if row.fam.startswith("Llama") else 10
+    """Tokens that the server sends at once: InferenceX starts TensorRT-LLM with `stream_interval: 10`, so that the
+    client's first token is the last of so many."""
+    return 10 if row.backend == "trtllm" and "gap-analysis" not in row.silicon_data_source else 1
 
 
 def evaluate(data: Path):
