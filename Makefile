@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test lint calibrate-cpu clean
+.PHONY: demo setup test lint profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -25,6 +25,19 @@ test: $(VENV)/.installed-test
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+
+# The calibrated hardware profiles, from a folder of measured kernels: make profiles DATA=../shared/data/kernels
+AICONFIGURATOR := ai-dynamo/aiconfigurator, Apache-2.0, (c) NVIDIA, modified
+SERVINGSIM := casys-kaist/LLMServingSim, MIT, layers of vLLM 0.19 in place, modified
+calibrate = $(BIN)/infersim calibrate kernels $(2) --hardware $(1) --out hardware_profiles/$(1).yaml --force --source
+
+profiles: setup
+	for name in h100-sxm h200-sxm a100-sxm-80gb b200-sxm l40s; do \
+	  $(call calibrate,$$name,$(DATA)) "$(AICONFIGURATOR)" || exit 1; done
+	$(call calibrate,rtx-pro-6000,$(DATA)/nccl.parquet $(DATA)/custom_allreduce.parquet) "$(AICONFIGURATOR)"
+	for name in rtx-pro-6000 rtx-4090; do \
+	  $(call calibrate,$$name,$(DATA)/vllm019_dense_us.csv $(DATA)/vllm019_per_sequence_us.csv \
+	    $(DATA)/vllm019_attention_us.csv) "$(SERVINGSIM)" || exit 1; done
 
 # One core of this machine as a device, about 5 minutes; goes on where it was interrupted.
 calibrate-cpu: $(VENV)/.installed-test

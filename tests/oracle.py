@@ -15,7 +15,7 @@ Speculation: a decoding sequence brings drafts to its next step; `accept` says h
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil, inf, isclose
+from math import ceil, exp, frexp, inf, isclose
 from typing import NamedTuple
 
 COMPLETED, REJECTED = "completed", "rejected"
@@ -217,16 +217,35 @@ def price_from_step_cost(cost, draft=None) -> Price:
             return memory + compute if softness else max(memory, compute)
         return (memory + compute + ((memory - compute) ** 2 + 4 * softness * memory * compute) ** 0.5) / 2
 
+    def log2(x):  # exact at powers of two, a straight line between them
+        mantissa, exponent = frexp(x)
+        return exponent - 1 + (2 * mantissa - 1)
+
+    def corrected(seconds, axes, grid, work, keys):
+        first, per_unit, first_keys, keys_per_unit = axes
+        rows, columns = len(grid), len(grid[0])
+        x = min(max((log2(work) - first) * per_unit, 0), rows - 1)
+        y = min(max((log2(keys) - first_keys) * keys_per_unit, 0), columns - 1)
+        total = 0.0
+        for i in range(rows):  # every knot counts as far as it is nearer than 1
+            for j in range(columns):
+                total += max(0.0, 1 - abs(x - i)) * max(0.0, 1 - abs(y - j)) * grid[i][j]
+        return seconds * exp(total)
+
     def decode(c, sums, window):
         memory = c["decode_kv"] * sums.decode_keys(window) + c["decode_activations"] * sums.decode_queries
-        return c["decode_fixed"] + smooth_max(
+        time = c["decode_fixed"] + smooth_max(
             memory, c["decode_compute"] * sums.decode_pairs(window), c["decode_softness"]
         )
+        n, keys = sums.num_decodes, sums.decode_keys(window)
+        return corrected(time, c["decode_axes"], c["decode_grid"], n, keys / n)
 
     def prefill(c, sums, window):
         memory = c["prefill_kv"] * sums.prefill_keys(window) + c["prefill_activations"] * sums.prefill_tokens
-        compute = c["prefill_compute"] * sums.prefill_pairs(window) + c["prefill_tile"] * sums.query_tiles
-        return c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_softness"])
+        n, pairs = sums.prefill_tokens, sums.prefill_pairs(window)
+        compute = c["prefill_compute"] * pairs + c["prefill_query"] * n + c["prefill_tile"] * sums.query_tiles
+        time = c["prefill_fixed"] + smooth_max(memory, compute, c["prefill_softness"])
+        return corrected(time, c["prefill_axes"], c["prefill_grid"], n, pairs / n)
 
     def drafting(sums: Sums) -> float:
         """A pass over the step's tokens, then as many as wanted over the sequences that draft: one token each."""
@@ -235,7 +254,7 @@ def price_from_step_cost(cost, draft=None) -> Price:
         passes = sums.draft_passes if drafting_now else 0
         seconds += sums.draft_passes * float(draft.following[drafting_now])
         for kind in draft.attention:
-            c = {name: kind[name].item() for name in kind.dtype.names}
+            c = {name: kind[name].tolist() for name in kind.dtype.names}
             window = c["window"] if c["window"] in windows else windows[0]  # what a kind of the target sees
             if draft.first_attends and sums.num_decodes:
                 seconds += decode(c, sums, window)
@@ -244,7 +263,9 @@ def price_from_step_cost(cost, draft=None) -> Price:
             keys = sum(sums.contexts)
             memory = c["decode_kv"] * keys + c["decode_activations"] * drafting_now
             following = c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
-            seconds += passes * following
+            if drafting_now:
+                grid = c["decode_axes"], c["decode_grid"]
+                seconds += passes * corrected(following, *grid, drafting_now, keys / drafting_now)
         return seconds
 
     def price(sums: Sums) -> tuple[float, float]:
@@ -252,7 +273,7 @@ def price_from_step_cost(cost, draft=None) -> Price:
         if draft is not None:
             seconds += drafting(sums)
         for kind in cost.attention:
-            c = {name: kind[name].item() for name in kind.dtype.names}
+            c = {name: kind[name].tolist() for name in kind.dtype.names}
             if sums.num_decodes:
                 seconds += decode(c, sums, c["window"])
             if sums.num_decodes and sums.num_prefills:

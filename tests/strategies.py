@@ -199,6 +199,9 @@ def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool
         for name in ATTENTION_PRICE.names:
             if name.endswith("_softness"):
                 kind[name] = draw(st.sampled_from([0, 1]) if exact else st.floats(0, 1))
+            elif name.endswith(("_axes", "_grid")):  # without, times are whole ticks
+                values = st.lists(st.floats(-1, 2), min_size=kind[name].size, max_size=kind[name].size)
+                kind[name] = 0 if exact else np.reshape(draw(values), kind[name].shape)
             elif name != "window":
                 kind[name] = draw(ticks) * TICK
     return StepCost(linear, head, attention, issue_share=draw(st.sampled_from([1, 1, 0.5, 0.25])))

@@ -175,7 +175,7 @@ def test_no_step_is_faster_than_physics(deployed, hardware, weights, context, pr
         assert (table >= 0).all()
         assert (np.diff(table.sum(1)) >= -1e-12).all()
     for column in cost.attention.dtype.names[1:]:
-        assert (cost.attention[column] >= 0).all()
+        assert column.endswith(("_axes", "_grid")) or (cost.attention[column] >= 0).all()
 
 
 def test_pipelines_never_lower_latency():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from infersim.cost.collectives import ALGORITHMS, collective, wire_factor
-from infersim.spec.hardware import load_hardware
+from infersim.spec.hardware import OperatorEfficiency, load_hardware
 from infersim.spec.resources import names
 
 KINDS = tuple(ALGORITHMS)
@@ -35,12 +35,11 @@ def test_no_collective_beats_its_link(name, kind):
 
 
 def test_small_messages_go_in_one_shot_and_large_ones_in_two():
-    lines = collective(load_hardware("h100-sxm"), "all_reduce", "bf16", 8)
-    (fixed, per_byte), (later, slope) = lines.lines
-    assert later > fixed
-    assert slope < per_byte
-    assert lines.seconds(2048) == pytest.approx(fixed + 2048 * per_byte)
-    assert lines.seconds(2**26) == pytest.approx(later + 2**26 * slope)
+    own = OperatorEfficiency(bandwidth=0.5, flops=1, fixed=5e-6, knee=1, provenance="assumed", source="test")
+    hardware = load_hardware("h100-sxm").model_copy(update={"efficiency": {"all_reduce": own}})
+    law, link = collective(hardware, "all_reduce", "bf16", 8), 0.5 * hardware.link.bandwidth
+    assert law.seconds(2048) == pytest.approx(5e-6 + 7 * 2048 / link)
+    assert law.seconds(2**26) == pytest.approx(1e-5 + 2 * 7 / 8 * 2**26 / link)
 
 
 @pytest.mark.parametrize("kind", KINDS)

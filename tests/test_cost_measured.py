@@ -1,16 +1,13 @@
 """Prices against kernels that others measured.
 
-Nothing is fitted to the rows. The data-centre cards' GEMM efficiencies are three published medians of the same GEMM
-table, and a fixed time or an asymptote of some attention figures is one row of its table; everything else comes from
-elsewhere. The bounds are loose; the messages state the errors. Rows that the device's L2 could serve, or that imply
-more than its bandwidth, are left out, since a serving step finds its caches cold.
+Whole layers, and steps. The profiles of these cards are calibrated on half of the shapes of the same tables (single
+kernels: test_calibration_kernels.py). The bounds are loose; the messages state the errors.
 """
 
 import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
-from infersim.cost.operator import Operator
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import compile_step_cost
@@ -60,60 +57,6 @@ def check(what, predicted, measured, bound):
     print(said)
     assert len(measured) > 20, said
     assert median < bound, said
-
-
-@needs_shared
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_bf16_gemm(system):
-    hardware = load_hardware(SYSTEMS[system])
-    rows = read_parquet("gemm.parquet", system=system, gemm_dtype="bfloat16", backend="vllm")
-    m, n, k, measured = (rows[key] for key in ("m", "n", "k", "latency_us"))
-    moved, measured = 2 * (n * k + m * k + m * n), measured * 1e-6
-    cold = (
-        (moved > 1.2 * hardware.l2_cache) & (moved / measured < hardware.memory_bandwidth) & (np.minimum(n, k) >= 512)
-    )
-    m, n, k = m[cold], n[cold], k[cold]
-    # one operator whose amounts are per step: the shapes are the sums
-    gemm = Operator("gemm", "gemm", "bf16", 1, "tokens", flops={"flops": 1.0}, weights={"weights": 1.0},
-                    activations={"activations": 1.0})  # fmt: skip
-    time = seconds(gemm, hardware, flops=2 * m * n * k, weights=2 * n * k, activations=2 * (m * k + m * n))
-    check(f"{system} bf16 GEMM", time, measured[cold], 0.25)
-
-
-@needs_shared
-@pytest.mark.parametrize("phase", ["context", "generation"])
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_bf16_attention(system, phase):
-    """Heads of 128, full attention, a working set beyond the cache."""
-    hardware = load_hardware(SYSTEMS[system])
-    rows = read_parquet(f"{phase}_attention.parquet", system=system, backend="vllm", head_dim=128, window_size=0,
-                        kv_cache_dtype="bfloat16")  # fmt: skip
-    sequences, tokens, before, heads, keys_heads, measured = (
-        rows[key] for key in ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency_us")
-    )
-    measured = measured * 1e-6
-    keys = before + tokens if phase == "generation" else tokens
-    kv = sequences * keys * 2 * keys_heads * 128 * 2
-    cold = (kv > 1.2 * hardware.l2_cache) & (kv / measured < hardware.memory_bandwidth)
-    if phase == "context":
-        cold = (tokens >= 256) & (tokens * sequences >= 1024)
-    # amounts of one head and one key: the shapes are the sums
-    queries = {"queries": 1.0}
-    if phase == "generation":
-        operator = Operator("decode", "attention_decode", "bf16", 1, "decodes", {"flops": 1.0}, kv={"kv": 1.0},
-                            activations=queries)  # fmt: skip
-        sums = {"flops": 4 * 128 * heads * sequences * keys}
-    else:
-        operator = Operator("prefill", "attention_prefill", "bf16", 1, "prefill_tokens", {"prefill_pairs": 4 * 128.0},
-                            kv={"kv": 1.0}, activations=queries)  # fmt: skip
-        tiles = np.ceil(tokens / QUERY_TILE)
-        sums = {
-            "prefill_pairs": heads * sequences * tokens * (tokens + 1) / 2,
-            "query_tiles": heads * sequences * tiles,
-        }
-    sums |= {"kv": kv, "queries": 2 * sequences * tokens * heads * 128 * 2}
-    predicted = seconds(operator, hardware, **{key: value[cold] for key, value in sums.items()})
-    check(f"{system} bf16 {phase} attention", predicted, measured[cold], 0.30)
 
 
 @needs_shared
@@ -173,4 +116,4 @@ def test_a_decode_step_of_one_sequence(profile, milliseconds):
     engine = resolve(Engine(preset="vllm-0.19"), hardware, model.max_position_embeddings)
     cost = compile_step_cost(model, hardware, Precision(), Parallelism(), engine)
     step = cost.linear[1].sum() + cost.head[1].sum() + cost.attention["decode_fixed"].sum()
-    assert 0.9 < step * 1e3 / milliseconds <= 1.0
+    assert 0.9 < step * 1e3 / milliseconds < 1.01

@@ -11,11 +11,18 @@ from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sum
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
-from infersim.cost.steptime import capture_sizes, compile_step_cost, padded_tokens, provenance
+from infersim.cost.steptime import (
+    capture_sizes,
+    compile_step_cost,
+    padded_tokens,
+    provenance,
+    rising,
+    sum_operators,
+)
 from infersim.engine.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
 from infersim.models.catalog import load_model
 from infersim.spec.engine import Engine, resolve
-from infersim.spec.hardware import load_hardware
+from infersim.spec.hardware import OperatorEfficiency, load_hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
@@ -67,30 +74,35 @@ def random_batches(count, seed, most_tokens, most_sequences):
 
 
 def summed_operators(speeds, padded, sums_by_window, ranks=1):
-    """Seconds of a step, operator by operator: count x (fixed + soft maximum of bytes and FLOPs)."""
+    """Seconds of steps, operator by operator; each kernel's launch outside a graph beside it. Sums are arrays."""
     total = 0.0
     for operator, speed, extra in speeds:
         sums = dict(sums_by_window[operator.window])
-        if not sums[operator.per]:
-            continue
+        runs = sums[operator.per] > 0
         if operator.per == "tokens":
             sums["tokens"] = padded * (ranks if operator.shared else 1)  # all ranks have as many
-            if padded <= 512:
-                extra = 0.0
-        if speed.collective:
-            size = evaluate(operator.message, sums)
-            total += operator.count * min(fixed + per_byte * size for fixed, per_byte in speed.collective.lines)
-            continue
-        sums = operator.routed(sums)
-        moved = sum(evaluate(a, sums) for a in (operator.weights, operator.kv, operator.activations))
-        a, b = moved * speed.per_byte, evaluate(operator.flops, sums) * speed.per_flop
-        b += evaluate(operator.unpack, sums) * speed.per_unpacked
-        if operator.per == "prefill_tokens" and speed.tile_keys:
-            beyond = operator.flops["prefill_pairs"] * QUERY_TILE * speed.tile_keys * sums["query_tiles"]
-            b += beyond * speed.per_flop
-        soft = (a + b + math.sqrt((a - b) ** 2 + 4 * speed.softness * a * b)) / 2
-        total += operator.count * (speed.fixed + extra + soft)
+            extra = np.where(padded <= 512, 0.0, extra)
+        split = zero_split(len(padded))
+        add_time(split, operator, speed, sums)
+        total = total + np.where(runs, split.sum(-1) + operator.count * extra, 0.0)
     return total
+
+
+def corrected(row, phase, queries, pairs):
+    """The factor of state.ATTENTION_PRICE: bilinear between knots over logarithms that are straight between powers
+    of two, constant beyond them."""
+
+    def log2(x):
+        return math.floor(math.log2(x)) + x / 2 ** math.floor(math.log2(x)) - 1
+
+    first, per_work, low, per_key = row[f"{phase}_axes"]
+    grid = row[f"{phase}_grid"]
+    at = [
+        np.clip((log2(x) - start) * step, 0, n - 1)
+        for x, start, step, n in ((queries, first, per_work, 7), (pairs / queries, low, per_key, 7))
+    ]
+    over_keys = [np.interp(at[1], range(7), line) for line in grid]
+    return math.exp(np.interp(at[0], range(7), over_keys))
 
 
 def price(cost, batch, sums_by_window):
@@ -105,14 +117,16 @@ def price(cost, batch, sums_by_window):
         total += cost.shared[tokens].sum()
     for row in cost.attention:
         s = sums_by_window[int(row["window"])]
-        if s["decodes"]:
-            memory = row["decode_kv"] * s["decode_keys"] + row["decode_activations"] * s["decodes"]
-            total += row["decode_fixed"]
-            total += soft(memory, row["decode_compute"] * s["decode_keys"], row["decode_softness"])
-        if s["prefill_tokens"]:
-            memory = row["prefill_kv"] * s["prefill_keys"] + row["prefill_activations"] * s["prefill_tokens"]
+        if n := s["decodes"]:
+            memory = row["decode_kv"] * s["decode_keys"] + row["decode_activations"] * n
+            time = row["decode_fixed"] + soft(memory, row["decode_compute"] * s["decode_keys"], row["decode_softness"])
+            total += time * corrected(row, "decode", n, s["decode_keys"])
+        if n := s["prefill_tokens"]:
+            memory = row["prefill_kv"] * s["prefill_keys"] + row["prefill_activations"] * n
             compute = row["prefill_compute"] * s["prefill_pairs"] + row["prefill_tile"] * s["query_tiles"]
-            total += row["prefill_fixed"] + soft(memory, compute, row["prefill_softness"])
+            compute += row["prefill_query"] * n
+            time = row["prefill_fixed"] + soft(memory, compute, row["prefill_softness"])
+            total += time * corrected(row, "prefill", n, s["prefill_pairs"])
     return total
 
 
@@ -141,7 +155,7 @@ def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, p
     knobs = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
     deployed = deployment(model, hardware, parallelism, precision=precision, **knobs)
     model, hardware, precision, parallelism, engine = deployed
-    cost = compile_step_cost(*deployed)
+    cost = sum_operators(*deployed)
     outside = provenance(*deployed[:4])[-1]["fixed"]
     speeds = [
         (op, rate(hardware, op), 0.0 if op.message or op.per not in ("tokens", "sequences") else outside)
@@ -150,23 +164,45 @@ def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, p
     padded = padded_tokens(engine)[0]
     windows = {op.window for op, _, _ in speeds} | {0}
     ranks = parallelism.attention_data
-    for batch in random_batches(count, 1, engine.max_num_batched_tokens, engine.max_num_seqs):
-        sums = {window: batch_sums(batch, window) for window in windows}
-        direct = summed_operators(speeds, int(padded[sums[0]["tokens"]]), sums, ranks)
-        assert price(cost, batch, sums) == pytest.approx(direct, rel=0.005)
+    batches = list(random_batches(count, 1, engine.max_num_batched_tokens, engine.max_num_seqs))
+    each = [{window: batch_sums(batch, window) for window in windows} for batch in batches]
+    sums = {w: {key: np.array([of[w][key] for of in each]) for key in each[0][w]} for w in windows}
+    direct = summed_operators(speeds, padded[sums[0]["tokens"]], sums, ranks)
+    priced = [price(cost, batch, of) for batch, of in zip(batches, each, strict=True)]
+    assert priced == pytest.approx(direct, rel=0.005)
 
 
-def test_the_parts_are_the_whole():
-    """The split of an operator adds up to its time, whichever side binds."""
-    model, hardware, precision, _, _ = deployment("Llama-3.1-70B", "h100-sxm", 4)
+def test_no_step_is_dearer_than_one_of_more_tokens():
+    """Measured kernels are, here and there; the tables split the difference."""
+    table = np.outer([0.0, 1.0, 4.0, 2.0, 3.0, 9.0], [0.5, 0.25, 0.25])
+    assert rising(table).sum(1) == pytest.approx([0.0, 1.0, 8**0.5, 8**0.5, 12**0.5, 9.0])
+    for model, hardware in (("Llama-3.1-8B", "h100-sxm"), ("Llama-3.1-70B", "b200-sxm"), ("Llama-3.1-8B", "l40s")):
+        deployed = deployment(model, hardware, precision=Precision(weights="fp8"))
+        raw, cost = sum_operators(*deployed).linear.sum(1)[1:], compile_step_cost(*deployed).linear.sum(1)[1:]
+        assert (np.diff(cost) >= -1e-12).all()
+        assert np.abs(np.log(cost / raw)).max() < 0.25
+        assert np.abs(np.log(cost / raw)).mean() < 0.02
+
+
+def test_an_operator_is_its_law():
+    """Without a calibration the split of an operator adds up to fixed + soft maximum, whichever side binds."""
+    model, hardware, precision, _, _ = deployment("Llama-3.1-70B", "mi300x", 4)
+    hardware = hardware.model_copy(update={"name": "none", "generation": "tpu", "num_sms": None})
     sums = batch_sums([(0, 700), (3000, 1), (10, 1)], 0)
     for operator in forward_pass(model, hardware, precision, Parallelism(tensor=4)):
-        speed, split = rate(hardware, operator), zero_split(1)
+        plain = OperatorEfficiency(bandwidth=0.7, flops=0.6, fixed=3e-6, knee=2.5, provenance="assumed", source="test")
+        device = hardware.model_copy(update={"efficiency": {operator.operator_class: plain}})
+        speed, split = rate(device, operator), zero_split(1)
         add_time(split, operator, speed, sums)
-        assert split.sum() == pytest.approx(summed_operators([(operator, speed, 0.0)], 702, {operator.window: sums}))
         assert (split >= 0).all()
         assert split[0, [HOST, DRAFT]].sum() == 0
         assert (split[0, COLLECTIVES] > 0) == (operator.operator_class == "collective")
+        if operator.message:
+            continue
+        moved = sum(evaluate(a, sums) for a in (operator.weights, operator.kv, operator.activations))
+        a, b = moved * speed.per_byte, evaluate(operator.flops, sums) * speed.per_flop
+        soft = (a + b + math.sqrt((a - b) ** 2 + 4 * speed.softness * a * b)) / 2
+        assert split.sum() == pytest.approx(operator.count * (speed.fixed + soft))
 
 
 def test_what_binds_a_step():
@@ -215,7 +251,8 @@ def test_a_better_device_is_never_slower(hardware, change, factor):
     assert (after.linear.sum(1) <= before.linear.sum(1) * (1 + 1e-12)).all()
     assert (after.head.sum(1) <= before.head.sum(1) * (1 + 1e-12)).all()
     for name in before.attention.dtype.names:
-        assert (after.attention[name] <= before.attention[name] * (1 + 1e-12)).all()
+        rises = after.attention[name] > before.attention[name] * (1 + 1e-12)
+        assert name.endswith(("_axes", "_grid")) or not rises.any()
 
 
 @pytest.mark.parametrize("hardware", MACHINES)

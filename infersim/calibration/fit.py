@@ -1,13 +1,18 @@
-"""Fitting: a law's few numbers by a pattern search."""
+"""Fitting: a law's few numbers by a pattern search, and the grid of what it leaves by penalised medians."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from infersim.cost.correction import weights
+
 OUTLIER = 0.5
 """beyond this logarithm an error counts no more: a kernel that went wrong must not bend the others"""
 ROUNDS = 60
+SHRINKAGE = 0.1
+"""penalty on the distance from no correction, as a part of that on the difference of neighbouring knots"""
+MEDIAN_WIDTH = 0.02
 
 
 class Parameter(NamedTuple):
@@ -51,3 +56,41 @@ def search(loss: Callable[[dict[str, float]], float], parameters: list[Parameter
 def mean_error(log_ratio: np.ndarray) -> float:
     """The loss: mean absolute logarithm of predicted over measured, outliers cut."""
     return float(np.minimum(np.abs(log_ratio), OUTLIER).mean())
+
+
+def fit_grid(
+    axes: list[tuple[float, float, int]], coordinates: list[np.ndarray], residual: np.ndarray, smoothness: float
+) -> np.ndarray:
+    """The grid whose interpolation is nearest to `residual` in the mean absolute difference, smooth between knots:
+    `smoothness` is the penalty on the square of neighbours' differences, against that of a typical row's.
+
+    Iteratively reweighted least squares; knots without rows near them take after their neighbours.
+    """
+    shape = tuple(count for _, _, count in axes)
+    knots = np.arange(np.prod(shape)).reshape(shape)
+    index = np.zeros((len(residual), 1), dtype=int)
+    share = np.ones((len(residual), 1))
+    for axis, coordinate in zip(axes, coordinates, strict=True):
+        below, above_share = (part[:, None] for part in weights(axis, coordinate))
+        above = np.minimum(below + 1, axis[2] - 1)
+        index = np.concatenate([index * axis[2] + below, index * axis[2] + above], axis=1)
+        share = np.concatenate([share * (1.0 - above_share), share * above_share], axis=1)
+    penalty = np.eye(knots.size) * SHRINKAGE * smoothness
+    for axis in range(len(shape)):
+        rows = np.moveaxis(knots, axis, 0)
+        low, high = rows[:-1].ravel(), rows[1:].ravel()
+        np.add.at(penalty, (low, low), smoothness)
+        np.add.at(penalty, (high, high), smoothness)
+        np.add.at(penalty, (low, high), -smoothness)
+        np.add.at(penalty, (high, low), -smoothness)
+    grid = np.zeros(knots.size)
+    for _ in range(8):
+        weight = 1.0 / np.maximum(np.abs(residual - (share * grid[index]).sum(1)), MEDIAN_WIDTH)
+        weight /= weight.mean()
+        matrix, vector = penalty.copy(), np.zeros(knots.size)
+        for a in range(index.shape[1]):
+            np.add.at(vector, index[:, a], weight * share[:, a] * residual)
+            for b in range(index.shape[1]):
+                np.add.at(matrix, (index[:, a], index[:, b]), weight * share[:, a] * share[:, b])
+        grid = np.linalg.solve(matrix, vector)
+    return grid.reshape(shape)

@@ -122,3 +122,42 @@ def _check_file(out: Path | None, force: bool) -> None:
         raise InputError(f"--out {out}: exists; must be a new file, or add --force")
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: {out.parent} is no folder; must be a file in one that exists")
+
+
+@app.command("kernels")
+@guarded
+def kernels(
+    tables: Annotated[
+        list[Path], Argument(metavar="TABLE...", help="CSV or Parquet files of measured kernels, or folders of them.")
+    ],
+    hardware: Annotated[str, Option(help="Name or path of the profile of the device that was measured.")],
+    out: Annotated[Path, Option(metavar="PROFILE", help="Write the calibrated profile there.")],
+    source: Annotated[str | None, Option(help="Who measured, under which licence. Default: the table's name.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace PROFILE.")] = False,
+) -> None:
+    """Fit a device's efficiencies to measured kernels: GEMM, attention, experts, collectives.
+
+    Tables have the columns of ai-dynamo/aiconfigurator's or casys-kaist/LLMServingSim's; half of the shapes are held
+    out and give the error of each class. Other classes stay as the profile has them. Rows that a warm cache may have
+    served, or that beat the memory's bandwidth, do not count.
+    """
+    from infersim.calibration.kernel_profile import with_efficiency
+    from infersim.calibration.kernels import calibrate
+    from infersim.calibration.tables import read
+    from infersim.files import replace_file
+    from infersim.report.calibration import kernel_lines
+    from infersim.spec.errors import InputError
+    from infersim.spec.hardware import Hardware, load_hardware
+    from infersim.spec.resources import find, parse_yaml
+
+    _check_file(out, force)
+    if missing := [table for table in tables if not table.exists()]:
+        raise InputError(f"{table}: no such file or folder; must be a table of measured kernels" for table in missing)
+    device = load_hardware(hardware)
+    rows = [rows for table in tables for rows in read(table, device)]
+    found = calibrate(rows, device, source or ", ".join(table.name for table in tables))
+    text = find("hardware_profiles", hardware).read_text(encoding="utf-8")
+    text = with_efficiency(text, {**device.efficiency, **found})
+    Hardware.validate(parse_yaml(text, str(out)), str(out))
+    replace_file(out, lambda file: file.write(text.encode()), "--out")
+    print("\n".join([*kernel_lines(found), f"written {out}"]))

@@ -52,9 +52,11 @@ def _keyed(layer: Layer, shape: Pass, count: int) -> list[Operator]:
     # an encoder's queries see the keys on both sides: twice the causal half
     sides = 2 if layer.cross_attention else 1
     common = {
-        "dtype": shape.dtype,
+        "dtype": shape.precision.kv_cache,
+        "rate": shape.dtype,
         "count": count,
         "window": -attention.window if attention.kind == "chunk" else attention.window,
+        "shape": {"heads": attention.num_heads, "kv_heads": attention.num_kv_heads, "head_dim": attention.head_dim},
     }
     operators += [
         Operator("kv_cache_write", "elementwise", shape.dtype, count, "tokens",
@@ -100,7 +102,9 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
     expand = 2 * up.inputs * up.outputs
     heads = n * (attention.head_dim + attention.v_head_dim)
     common = {"dtype": shape.dtype, "count": count}
-    window = attention.index_topk
+    keyed = {"dtype": shape.precision.kv_cache, "rate": shape.dtype, "count": count, "window": attention.index_topk}
+    decoding = {"heads": n, "kv_heads": 1, "head_dim": r + rope}
+    prefilling = {"heads": n, "kv_heads": n, "head_dim": attention.head_dim}
     return [
         Operator("kv_b_proj", "gemm", shape.dtype, count, "tokens", weights=plain.weights),
         Operator("kv_cache_write", "elementwise", shape.dtype, count, "tokens",
@@ -110,11 +114,11 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
         Operator("expand", "gemm", per="prefill_tokens", flops={"prefill_keys": expand}, row="latent", window=0,
                  kv={"prefill_keys": key_bytes + up.outputs * shape.width}, **common),
         Operator("attention_decode", "mla_decode", per="decodes", flops={"decode_keys": 2 * n * (2 * r + rope)},
-                 kv={"decode_keys": key_bytes / context}, window=window,
-                 activations={"decodes": n * (2 * r + rope) * context * shape.width}, **common),
+                 kv={"decode_keys": key_bytes / context}, shape=decoding,
+                 activations={"decodes": n * (2 * r + rope) * context * shape.width}, **keyed),
         Operator("attention_prefill", "mla_prefill", per="prefill_tokens", flops={"prefill_pairs": 2 * heads},
-                 kv={"prefill_keys": heads * shape.width}, window=window,
-                 activations={"prefill_tokens": heads * shape.width}, **common),
+                 kv={"prefill_keys": heads * shape.width}, shape=prefilling,
+                 activations={"prefill_tokens": heads * shape.width}, **keyed),
         *shape.collective("all_gather", count, context, n * (r + rope) * context),
         *shape.collective("reduce_scatter", count, context, n * r),
     ]  # fmt: skip

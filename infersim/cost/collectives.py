@@ -6,13 +6,16 @@ A message of S bytes (what the collective leaves on each of n ranks; of an all-t
 send, and receive, `wire_factor` x S. Since the bytes are the algorithm's own, no share of the link exceeds 1.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.spec.hardware import Hardware
+from infersim.spec.hardware import Hardware, OperatorEfficiency
 
+from .correction import factor
 from .efficiency import RING_HOP, efficiency
+from .laws import all_reduce, collective_coordinates, exchange, link_bandwidth
 
 ALGORITHMS = {
     "all_reduce": ("one_shot", "two_shot"),
@@ -58,23 +61,34 @@ def node_size(hardware: Hardware) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """What a device makes of one collective among `ranks`: seconds as the least of a few straight lines in the size.
+    """What a device makes of one collective among `ranks`: seconds by size.
 
-    lines: (fixed seconds, seconds per byte of the message) of each algorithm.
+    inside: seconds in one node for sizes in bytes; outside: fixed seconds, and seconds per byte, between nodes.
     """
 
-    lines: tuple[tuple[float, float], ...]
+    inside: Callable[[np.ndarray], np.ndarray]
+    outside: tuple[float, float] = (0.0, 0.0)
 
     def seconds(self, size) -> np.ndarray:
         """Seconds for a message of `size` bytes (number or array)."""
-        times = [fixed + per_byte * np.asarray(size, dtype=float) for fixed, per_byte in self.lines]
-        return np.minimum.reduce(times)
+        size = np.asarray(size, dtype=float)
+        fixed, per_byte = self.outside
+        return self.inside(size) + fixed + per_byte * size
 
 
 def collective(hardware: Hardware, kind: str, dtype: str, ranks: int) -> Collective:
     """The collective on this device's links; across nodes it has a part inside them and a part between."""
-    shares = efficiency(hardware, "collective", dtype)
+    shares = efficiency(hardware, kind, dtype)
     local = min(ranks, node_size(hardware))
+    nodes = -(-ranks // local)
+    outside = (0.0, 0.0)
+    if nodes > 1:
+        # every device exchanges its share of the message with its peers in the other nodes
+        between = wire_factor(kind, "ring", nodes) / (NETWORK_SHARE * NETWORK_BANDWIDTH)
+        between *= 1.0 if kind in ("all_to_all", "send") else 1.0 / local
+        outside = (PHASES["ring"] * NETWORK_FIXED, between)
+    if "hop" in shares.terms:
+        return Collective(lambda size: _calibrated(shares, hardware, kind, local, size), outside)
     if joined(hardware, local):
         bandwidth = shares.bandwidth * hardware.link.bandwidth
         lines = [(PHASES[name] * shares.fixed, wire_factor(kind, name, local) / bandwidth) for name in ALGORITHMS[kind]]
@@ -82,10 +96,13 @@ def collective(hardware: Hardware, kind: str, dtype: str, ranks: int) -> Collect
         bandwidth = shares.bandwidth * (hardware.pcie_bandwidth or hardware.link.bandwidth)
         hops = 2 * (local - 2) if kind == "all_reduce" else max(local - 2, 0)
         lines = [(shares.fixed + hops * RING_HOP, wire_factor(kind, "ring", local) / bandwidth)]
-    nodes = -(-ranks // local)
-    if nodes > 1:
-        # every device exchanges its share of the message with its peers in the other nodes
-        between = wire_factor(kind, "ring", nodes) / (NETWORK_SHARE * NETWORK_BANDWIDTH)
-        between *= 1.0 if kind in ("all_to_all", "send") else 1.0 / local
-        lines = [(fixed + PHASES["ring"] * NETWORK_FIXED, per_byte + between) for fixed, per_byte in lines]
-    return Collective(tuple(lines))
+    return Collective(lambda size: np.minimum.reduce([fixed + per_byte * size for fixed, per_byte in lines]), outside)
+
+
+def _calibrated(shares: OperatorEfficiency, hardware: Hardware, kind: str, ranks: int, size: np.ndarray) -> np.ndarray:
+    """Seconds of a class that was calibrated: its law, corrected, and never above the link's rate."""
+    size = np.maximum(size, 1.0)
+    law = all_reduce if kind == "all_reduce" else exchange
+    corrected = law(shares, hardware, ranks, size) * factor(shares.correction, collective_coordinates(ranks, size))
+    least = min(wire_factor(kind, algorithm, ranks) for algorithm in (*ALGORITHMS[kind], "in_switch"))
+    return np.maximum(corrected, least * size / link_bandwidth(hardware, ranks))

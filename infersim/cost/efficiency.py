@@ -4,9 +4,11 @@ The profile's own `efficiency` comes first (class.dtype, then class). Then a fig
 device of its generation, or of the nearest generation that has one: that is an assumption, and says so.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
-from infersim.spec.hardware import Hardware, OperatorEfficiency
+from infersim.spec.hardware import Hardware, OperatorEfficiency, load_hardware
+from infersim.spec.resources import names
 
 
 class Cited(NamedTuple):
@@ -205,6 +207,7 @@ LIKE = {
     "mla_prefill": ("attention_prefill", 1),
     "mla_decode": ("attention_decode", 1),
     "recurrent": ("attention_decode", 1),
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), ("collective", 1)),
 }
 
 
@@ -229,20 +232,56 @@ def tile_keys(hardware: Hardware) -> float:
 
 
 def efficiency(hardware: Hardware, operator_class: str, dtype: str) -> OperatorEfficiency:
-    """The shares, fixed time and knee of one class of operators of one dtype on this device, with their source."""
-    own = hardware.efficiency
-    if found := own.get(f"{operator_class}.{dtype}") or own.get(operator_class):
+    """The shares, fixed time and knee of one class of operators of one dtype on this device, with their source.
+
+    The device's own first, then what its generation's nearest device with any has: calibrated before published.
+    """
+    if found := calibrated(hardware, operator_class, dtype):
         return found
+    figures = FIGURES.get(operator_class, {})
+    for name in (hardware.name, *GENERATIONS.get(hardware.generation, ()), *OTHER):
+        if name != hardware.name and (found := calibrated(_profile(name), operator_class, dtype)):
+            return _assumed(found, f"as {name}")
+        if name in figures and (dtype not in QUANTISED_INPUTS or operator_class != "gemm"):
+            return _published(hardware, operator_class, dtype, name)
     if operator_class in LIKE:
         other, kernels = LIKE[operator_class]
         base = efficiency(hardware, other, dtype)
-        source = f"as {other}{f' x {kernels} kernels' if kernels > 1 else ''}: {base.source}"
-        return base.model_copy(update={"fixed": kernels * base.fixed, "provenance": "assumed", "source": source})
-    if operator_class == "gemm" and dtype in QUANTISED_INPUTS:  # a kernel in front turns the inputs into the format
-        base = efficiency(hardware, "gemm", "bf16")
-        source = f"as bf16, twice its fixed time for quantising the inputs: {base.source}"
-        return base.model_copy(update={"fixed": 2 * base.fixed, "provenance": "assumed", "source": source})
-    device = _nearest(FIGURES[operator_class], hardware)
+        what = f"as {other}{f' x {kernels} kernels' if kernels > 1 else ''}"
+        # what a law adds to the roofline holds for its own kernels
+        terms = {name: value for name, value in base.terms.items() if name == "query_keys"}
+        return _assumed(base, what, fixed=kernels * base.fixed, terms=terms, correction=None)
+    # a kernel in front turns the inputs into the format
+    base = efficiency(hardware, "gemm", "bf16")
+    what = "as bf16, twice its fixed time for quantising the inputs"
+    return _assumed(base, what, fixed=2 * base.fixed, correction=None)
+
+
+def calibrated(hardware: Hardware | None, operator_class: str, dtype: str) -> OperatorEfficiency | None:
+    """What the profile itself says; of attention over keys in a format that was not measured, as in bf16."""
+    if hardware is None:
+        return None
+    own = hardware.efficiency
+    if found := own.get(f"{operator_class}.{dtype}") or own.get(operator_class):
+        return found
+    if dtype == "fp16" or (operator_class.startswith(("attention", "mla")) and dtype != "fp32"):
+        return own.get(f"{operator_class}.bf16")
+    return None
+
+
+@lru_cache(maxsize=32)
+def _profile(name: str) -> Hardware | None:
+    """The packaged profile of this name, if there is one."""
+    return load_hardware(name) if name in names("hardware_profiles") else None
+
+
+def _assumed(base: OperatorEfficiency, what: str, **changes) -> OperatorEfficiency:
+    source = f"{what}: {base.source}"
+    return base.model_copy(update={"provenance": "assumed", "source": source, "errors": {}, **changes})
+
+
+def _published(hardware: Hardware, operator_class: str, dtype: str, device: str) -> OperatorEfficiency:
+    """The figures of `device`, for this one."""
     figures = FIGURES[operator_class][device]
     fixed = figures.fixed or Cited(launch(hardware).graph, launch(hardware).source)
     named = {"bandwidth": figures.bandwidth, "flops": figures.flops, "knee": figures.knee, "fixed": fixed}
@@ -250,6 +289,7 @@ def efficiency(hardware: Hardware, operator_class: str, dtype: str) -> OperatorE
     exact = device == hardware.name and (dtype in ("bf16", "fp16") or figures.flops is NOT_USED)
     return OperatorEfficiency(
         **{key: cited.value for key, cited in named.items()},
+        terms={"query_keys": tile_keys(hardware)} if operator_class == "attention_prefill" else {},
         provenance="published" if exact else "assumed",
         source=source if exact else f"as {device} in bf16: {source}",
     )

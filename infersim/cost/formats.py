@@ -41,6 +41,7 @@ CHOICES: dict[str, tuple[tuple[str, str, float], ...]] = {
     "fp8": (("fp8", "cutlass_scaled_mm", 1.0), ("", "marlin", 0.0)),
     "fp8_block": (("fp8", "deep_gemm", 1.0 + 4 / 128), ("", "marlin", 0.0)),
     "int8": (("int8", "cutlass_scaled_mm", 1.0),),
+    "int8_wo": (("", "marlin", 0.0),),
     "int4": (("", "marlin", 0.0),),
     "nvfp4": (("fp4", "cutlass_scaled_fp4_mm", 0.5 + 1 / 16), ("", "marlin", 0.0)),
     "mxfp4": (("fp4", "mxfp8 x mxfp4", 1.0 + 1 / 32), ("", "triton w4a16", 0.0)),
@@ -54,7 +55,7 @@ def checkpoint_format(quantization: Quantization) -> str | None:
     if q.method in ("fp8", "fbgemm_fp8"):
         return "fp8_block" if q.weight_block_size else "fp8"
     if q.type == "int":
-        return {4: "int4", 8: "int8" if q.method == "compressed-tensors" else None}.get(q.bits)
+        return {4: "int4", 8: "int8" if q.method == "compressed-tensors" else "int8_wo"}.get(q.bits)
     if q.bits == 4:
         return "mxfp4" if q.method == "mxfp4" or q.group_size == 32 else "nvfp4"
     return "fp8" if q.bits == 8 else None

@@ -54,8 +54,12 @@ class Routing:
     def computed(self, tokens) -> np.ndarray:
         """Expert tokens of the mean rank that its kernel computes: each touched expert's are filled up to a tile."""
         routed = np.asarray(tokens, dtype=float) * self.experts_per_token / self.ranks
-        touched = self.touched(tokens)
-        return np.maximum(routed + touched * TILE / 2, touched * TILE)
+        return filled(routed, self.touched(tokens))
+
+
+def filled(routed, touched) -> np.ndarray:
+    """Tokens that the kernels of the touched experts compute: each one's are filled up to a tile."""
+    return np.maximum(routed + touched * TILE / 2, touched * TILE)
 
 
 @lru_cache(maxsize=64)

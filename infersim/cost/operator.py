@@ -54,12 +54,20 @@ class Operator:
     """attention kernels of one window that run after one another, rather than on different layers, differ in it"""
     rate: str = ""
     """dtype of the arithmetic, if it is not `dtype`"""
+    shape: Mapping[str, float] = field(default_factory=dict)
+    """what its law asks for (cost/laws.py): of a matrix n, k, and quantised, the bytes of an input once it is, or 0; of
+    experts hidden, inter, quantised; of attention heads, kv_heads, head_dim"""
     unpack: Amount = field(default_factory=dict)
     """weights that are turned back into 16 bits"""
     routing: Routing | None = None
     """of a mixture of experts: what gives `experts` (touched) and `expert_tokens` (computed), of the busiest rank"""
     shared: bool = False
     """its tokens are those of all data-parallel ranks"""
+
+    @property
+    def efficiency_class(self) -> str:
+        """The class whose efficiency holds: of a collective its kind."""
+        return self.name if self.message else self.operator_class
 
     def routed(self, sums: Sums) -> Sums:
         """The sums, with those that follow from the routing."""
@@ -103,6 +111,7 @@ class Pass:
             weights={"step": matrix_bytes(linear, kernel, self.width) * read},
             activations={per: inputs + linear.outputs * self.width},
             rate=kernel.rate,
+            shape={"n": linear.outputs, "k": linear.inputs, "quantised": kernel.activation_bytes},
             unpack={"step": unpack, per: unpack / UNPACKED_FOR} if unpack else {},
         )  # fmt: skip
 

@@ -97,6 +97,7 @@ def _moe(whole: MoE, moe: MoE, shape: Pass, count: int) -> list[Operator]:
         rate=kernel.rate,
         unpack={"experts": matrices, "expert_tokens": matrices / UNPACKED_FOR} if kernel.dequantised else {},
         routing=routing,
+        shape={"hidden": h, "inter": down.inputs, "quantised": kernel.activation_bytes},
         shared=parallelism.attention_data > 1,
     )  # fmt: skip
     if parallelism.attention_data == 1:

@@ -14,21 +14,27 @@ from infersim.engine.state import (
     COMPUTE,
     KV,
     LAUNCH,
-    QUERY_TILE,
     RESOURCES,
     WEIGHTS,
 )
-from infersim.spec.hardware import Hardware
+from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .collectives import Collective, collective
-from .efficiency import efficiency, tile_keys
+from .correction import factor
+from .efficiency import efficiency
 from .formats import UNPACK
+from .laws import (
+    Attention,
+    attention,
+    attention_coordinates,
+    gemm_compute,
+    gemm_coordinates,
+    moe_coordinates,
+    quantization,
+    smooth_max,
+    softness,
+)
 from .operator import Operator, Sums, evaluate
-
-
-def smooth_max(a, b, softness: float):
-    """Time of two activities of a and b seconds: the longer at softness 0 (perfect overlap), their sum at 1 (none)."""
-    return 0.5 * (a + b + np.sqrt((a - b) ** 2 + 4.0 * softness * a * b))
 
 
 @dataclass(frozen=True)
@@ -41,17 +47,17 @@ class Rate:
     """per weight that is turned back into 16 bits"""
     fixed: float
     softness: float
-    tile_keys: float
-    """extra keys per query of a prefill kernel"""
+    peak: float
+    """FLOP/s of the arithmetic at its datasheet rate"""
+    shares: OperatorEfficiency
+    hardware: Hardware
     collective: Collective | None = None
     """of a collective: what stands for all of that"""
 
 
 def rate(hardware: Hardware, operator: Operator) -> Rate:
     """The rate of `operator` on this device."""
-    shares = efficiency(hardware, operator.operator_class, operator.dtype)
-    # knee is the exponent of a p-norm; the softness that gives the same time where both sides are equal
-    softness = (2.0 ** (1.0 / shares.knee) - 1.0) ** 2
+    shares = efficiency(hardware, operator.efficiency_class, operator.dtype)
     peak = peak_flops(hardware, operator)
     return Rate(
         per_byte=1.0 / (shares.bandwidth * hardware.memory_bandwidth),
@@ -59,8 +65,10 @@ def rate(hardware: Hardware, operator: Operator) -> Rate:
         # one integer instruction per lane and cycle: half of the FP32 FLOPs
         per_unpacked=UNPACK / (hardware.flops.get("fp32", peak / 16) / 2) if operator.unpack else 0.0,
         fixed=shares.fixed,
-        softness=softness,
-        tile_keys=tile_keys(hardware) if operator.operator_class == "attention_prefill" else 0.0,
+        softness=softness(shares.knee),
+        peak=peak,
+        shares=shares,
+        hardware=hardware,
         collective=collective(hardware, operator.name, operator.dtype, operator.ranks) if operator.message else None,
     )
 
@@ -79,28 +87,88 @@ def add_time(split: np.ndarray, operator: Operator, rate: Rate, sums: Sums) -> N
     if rate.collective:
         split[..., COLLECTIVES] += operator.count * rate.collective.seconds(evaluate(operator.message, sums))
         return
-    sums = operator.routed(sums)
-    split[..., LAUNCH] += operator.count * rate.fixed
-    weights = operator.count * rate.per_byte * evaluate(operator.weights, sums)
-    kv = operator.count * rate.per_byte * evaluate(operator.kv, sums)
-    activations = operator.count * rate.per_byte * evaluate(operator.activations, sums)
+    sums, count = operator.routed(sums), operator.count
+    weights = rate.per_byte * evaluate(operator.weights, sums)
+    kv = rate.per_byte * evaluate(operator.kv, sums)
+    activations, compute, serial = _law(operator, rate, sums)
     memory = weights + kv + activations
-    flops = evaluate(operator.flops, sums)
-    if rate.tile_keys:
-        flops = flops + tile_flops(operator, rate) * sums["query_tiles"]
-    compute = operator.count * (rate.per_flop * flops + rate.per_unpacked * evaluate(operator.unpack, sums))
     time = smooth_max(memory, compute, rate.softness)
     bound = memory >= compute
-    stretch = np.where(bound, time / np.maximum(memory, np.finfo(float).tiny), 0.0)
+    scale = count * _correction(operator, rate, sums, rate.fixed + serial + time)
+    stretch = scale * np.where(bound, time / np.maximum(memory, np.finfo(float).tiny), 0.0)
+    split[..., LAUNCH] += scale * rate.fixed
     split[..., WEIGHTS] += weights * stretch
     split[..., KV] += kv * stretch
-    split[..., ACTIVATIONS] += activations * stretch
-    split[..., COMPUTE] += np.where(bound, 0.0, time)
+    split[..., ACTIVATIONS] += activations * stretch + scale * serial
+    split[..., COMPUTE] += np.where(bound, 0.0, scale * time)
 
 
-def tile_flops(operator: Operator, rate: Rate) -> float:
-    """FLOPs that a prefill kernel spends on a tile of queries beyond its causal pairs."""
-    return operator.flops["prefill_pairs"] * QUERY_TILE * rate.tile_keys
+def _law(operator: Operator, rate: Rate, sums: Sums) -> tuple:
+    """Seconds of moving activations, of computing, and of what comes before both, of one kernel.
+
+    Where the class was calibrated, its law's (cost/laws.py); else in proportion to bytes and FLOPs.
+    """
+    shares, hardware, shape = rate.shares, rate.hardware, operator.shape
+    activations = rate.per_byte * evaluate(operator.activations, sums)
+    if "tile_depth" in shares.terms and "k" in shape:
+        m, n, k = sums[operator.per], shape["n"], shape["k"]
+        moved = 2.0 + shape["quantised"] if shape["quantised"] else 0.0
+        activations = rate.per_byte * m * (k * (shape["quantised"] or 2.0) + n * 2.0)
+        compute = gemm_compute(shares, hardware, rate.peak, m, n, k)
+        return activations, compute, quantization(shares, hardware, m, k, moved)
+    if "elsewhere" in shares.terms and operator.routing:
+        elsewhere = 0.0 if operator.shared else shares.terms["elsewhere"]
+        routing = operator.routing
+        others = sums["tokens"] * routing.experts_per_token * (1.0 - 1.0 / routing.ranks)
+        seen = operator.activations["expert_tokens"] * elsewhere * others
+        return activations + rate.per_byte * seen, rate.per_flop * evaluate(operator.flops, sums), 0.0
+    compute = rate.per_flop * evaluate(operator.flops, sums) + rate.per_unpacked * evaluate(operator.unpack, sums)
+    if "heads" in shape:
+        law = attention_law(operator, rate)
+        activations = law.activations * sums[operator.per]
+        compute = law.pair * sums[PAIRS[operator.per]]
+        if operator.per == "prefill_tokens":
+            compute = compute + law.query * sums[operator.per] + law.tile * sums["query_tiles"]
+    return activations, compute, 0.0
+
+
+PAIRS = {"decodes": "decode_keys", "prefill_tokens": "prefill_pairs"}
+"""what a query of each phase meets"""
+
+
+def attention_law(operator: Operator, rate: Rate) -> Attention:
+    """The law of an attention kernel, per kernel."""
+    keys = "decode_keys" if operator.per == "decodes" else "prefill_keys"
+    return attention(
+        rate.shares,
+        rate.hardware,
+        rate.peak,
+        pair_flops=operator.flops[PAIRS[operator.per]],
+        key_bytes=operator.kv[keys],
+        query_bytes=operator.activations[operator.per],
+        **operator.shape,
+    )
+
+
+def _correction(operator: Operator, rate: Rate, sums: Sums, seconds) -> np.ndarray | float:
+    """What to multiply the law's seconds with: the measured correction, unless physics forbids so much."""
+    shares, shape = rate.shares, operator.shape
+    if shares.correction is None or not shape:
+        return 1.0
+    if "k" in shape:
+        at = gemm_coordinates(np.maximum(sums[operator.per], 1.0), shape["n"], shape["k"])
+    elif operator.routing:
+        routed = sums["tokens"] * operator.routing.experts_per_token / operator.routing.ranks
+        at = moe_coordinates(routed, np.maximum(sums["experts"], 1.0), shape["hidden"], shape["inter"])
+    else:
+        phase = "decode" if operator.per == "decodes" else "prefill"
+        queries, pairs = (np.maximum(sums[name], 1e-9) for name in (operator.per, PAIRS[operator.per]))
+        at = attention_coordinates(phase, rate.hardware, queries, pairs, **shape)
+    moved = evaluate(operator.weights, sums) + evaluate(operator.kv, sums) * (operator.per == "decodes")
+    floor = np.maximum(moved / rate.hardware.memory_bandwidth, evaluate(operator.flops, sums) / rate.peak)
+    if operator.routing:  # tiles are filled up with nothing
+        floor = moved / rate.hardware.memory_bandwidth
+    return np.maximum(factor(shares.correction, at), floor / np.maximum(seconds, np.finfo(float).tiny))
 
 
 def zero_split(*shape: int) -> np.ndarray:

@@ -1,9 +1,11 @@
 """Compiles a deployment into the engine's tables of seconds."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from infersim.engine.price import StepCost
-from infersim.engine.state import ATTENTION_PRICE, HOST, LAUNCH, MAX_ATTENTION_KINDS
+from infersim.engine.state import ATTENTION_PRICE, CORRECTION, HOST, LAUNCH, MAX_ATTENTION_KINDS, QUERY_TILE
 from infersim.models.architecture import Model
 from infersim.spec.engine import ResolvedEngine
 from infersim.spec.errors import InputError
@@ -11,11 +13,13 @@ from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
+from .correction import exp2
 from .efficiency import efficiency, launch
+from .laws import attention_coordinates, smooth_max
 from .mixed import add_mixed
 from .operator import Operator
 from .operators import forward_pass
-from .roofline import Rate, add_time, rate, smooth_max, tile_flops, zero_split
+from .roofline import PAIRS, Rate, add_time, attention_law, rate, zero_split
 from .sharding import check_modelled, pipeline_stages
 
 
@@ -43,7 +47,27 @@ def padded_tokens(engine: ResolvedEngine) -> tuple[np.ndarray, np.ndarray]:
 def compile_step_cost(
     model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
 ) -> StepCost:
-    """The price of every step of this deployment. InputError names what is not modelled."""
+    """The price of every step of this deployment. InputError names what is not modelled.
+
+    No step is dearer than one of more tokens, although some kernels were measured so: see `rising`.
+    """
+    cost = sum_operators(model, hardware, precision, parallelism, engine)
+    shared = None if cost.shared is None else rising(cost.shared)
+    return replace(cost, linear=rising(cost.linear), head=rising(cost.head), shared=shared)
+
+
+def rising(table: np.ndarray) -> np.ndarray:
+    """The table, its rows scaled so that their sums rise: to the geometric mean of what the rows before allow (at
+    least as much as any of them) and what those behind do (at most)."""
+    total = table.sum(1)
+    least, most = np.maximum.accumulate(total), np.minimum.accumulate(total[::-1])[::-1]
+    return table * (np.sqrt(least * most) / np.where(total > 0.0, total, 1.0))[:, None]
+
+
+def sum_operators(
+    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
+) -> StepCost:
+    """The price of every step, operator by operator."""
     check_modelled(model, hardware, precision, parallelism)
     tokens, captured = padded_tokens(engine)
     sequences = np.arange(engine.max_num_seqs + 1)
@@ -103,25 +127,51 @@ def _add_attention(rows: dict[tuple[int, str], np.void], operator: Operator, spe
     """
     row = rows.setdefault((operator.window, operator.row), np.zeros((), ATTENTION_PRICE)[()])
     row["window"] = operator.window
-    phase, keys, queries = {
-        "decodes": ("decode", "decode_keys", "decodes"),
-        "prefill_tokens": ("prefill", "prefill_keys", "prefill_tokens"),
-    }[operator.per]
-    pairs = "decode_keys" if phase == "decode" else "prefill_pairs"
+    phase, keys = ("decode", "decode_keys") if operator.per == "decodes" else ("prefill", "prefill_keys")
+    queries, pairs = operator.per, PAIRS[operator.per]
     count, flops = operator.count, operator.flops
     kv = count * speed.per_byte * operator.kv.get(keys, 0.0)
     activations = count * speed.per_byte * operator.activations.get(queries, 0.0)
+    compute = count * speed.per_flop * flops.get(pairs, 0.0)
     if keys in flops and keys != pairs:
         kv = smooth_max(kv, count * speed.per_flop * flops[keys], speed.softness)
     if queries in flops:
         activations = smooth_max(activations, count * speed.per_flop * flops[queries], speed.softness)
+    if operator.shape:
+        law = attention_law(operator, speed)
+        activations, compute = count * law.activations, count * law.pair
+        if phase == "prefill":
+            row["prefill_query"] += count * law.query
+            row["prefill_tile"] += count * law.tile
     row[f"{phase}_kv"] += kv
     row[f"{phase}_activations"] += activations
+    row[f"{phase}_compute"] += compute
     row[f"{phase}_fixed"] += count * speed.fixed
     row[f"{phase}_softness"] = speed.softness
-    row[f"{phase}_compute"] += count * speed.per_flop * flops.get(pairs, 0.0)
-    if phase == "prefill" and speed.tile_keys:
-        row["prefill_tile"] += count * speed.per_flop * tile_flops(operator, speed)
+    if operator.shape and speed.shares.correction:
+        row[f"{phase}_axes"], row[f"{phase}_grid"] = _grid(operator, speed, phase)
+
+
+def _grid(operator: Operator, speed: Rate, phase: str) -> tuple[np.ndarray, np.ndarray]:
+    """The correction of this shape as the engine reads it: over the step's queries, and the keys that each sees.
+
+    Its knots are those of the class's correction. Where it would beat physics (FLOPs at peak, a decode's keys at the
+    memory's bandwidth) it is what physics leaves.
+    """
+    (first, last, _), (low, high, _) = (speed.shares.correction.axes[name] for name in ("work", "keys"))
+    unit = attention_coordinates(phase, speed.hardware, 1.0, 1.0, **operator.shape)["work"]
+    works, keys = np.linspace(first, last, CORRECTION[0]) - unit, np.linspace(low, high, CORRECTION[1])
+    queries, means = np.meshgrid(exp2(works), exp2(keys), indexing="ij")
+    sums = {"step": 1.0, operator.per: queries, PAIRS[operator.per]: queries * means}
+    if phase == "prefill":
+        sums |= {"prefill_keys": queries, "query_tiles": queries / QUERY_TILE}
+    split = zero_split(*queries.shape)
+    add_time(split, replace(operator, count=1), speed, sums)
+    plain = zero_split(*queries.shape)
+    uncorrected = replace(speed, shares=speed.shares.model_copy(update={"correction": None}))
+    add_time(plain, replace(operator, count=1), uncorrected, sums)
+    steps = [(CORRECTION[0] - 1) / max(last - first, 1.0), (CORRECTION[1] - 1) / max(high - low, 1.0)]
+    return np.array([first - unit, steps[0], low, steps[1]]), np.log(split.sum(-1) / plain.sum(-1))
 
 
 def provenance(
@@ -132,9 +182,10 @@ def provenance(
     The last row, "launch", is what a kernel outside a CUDA graph takes longer.
     """
     operators = forward_pass(model, hardware, precision, parallelism)
-    used = dict.fromkeys((op.operator_class, op.dtype) for op in operators)
+    used = dict.fromkeys((op.efficiency_class, op.dtype) for op in operators)
     times = launch(hardware)
-    rows = [(name, dtype, efficiency(hardware, name, dtype).model_dump()) for name, dtype in used]
+    hidden = {"terms", "correction", "errors"}
+    rows = [(name, dtype, efficiency(hardware, name, dtype).model_dump(exclude=hidden)) for name, dtype in used]
     outside = {"bandwidth": 1.0, "flops": 1.0, "fixed": times.eager - times.graph, "knee": 1.0}
     rows.append(("launch", "", outside | {"provenance": "published", "source": times.source}))
     return [{"operator": name, "dtype": dtype, **row} for name, dtype, row in rows]

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from .correction import correction
 from .njit import compiled, inlined
 from .scheduler import free, push_back, push_front, remove, schedule
 from .speculation import draft_attention_time, num_accepted
@@ -135,19 +136,22 @@ def attention_time(sums, attention, num_kinds, split):
             split[KV] += mixed
             total += mixed
         if s.num_decodes > 0:
-            kv = row.decode_kv * s.decode_keys
-            activations = row.decode_activations * (s.num_decodes + s.more_queries)
-            compute = row.decode_compute * (s.decode_keys + s.more_pairs)
-            total += kernel_time(kv, activations, compute, row.decode_softness, row.decode_fixed, split)
+            c = correction(row.decode_axes, row.decode_grid, s.num_decodes, s.decode_keys / s.num_decodes)
+            kv = c * row.decode_kv * s.decode_keys
+            activations = c * row.decode_activations * (s.num_decodes + s.more_queries)
+            compute = c * row.decode_compute * (s.decode_keys + s.more_pairs)
+            total += kernel_time(kv, activations, compute, row.decode_softness, c * row.decode_fixed, split)
             s.num_decodes = 0
             s.decode_keys = 0
             s.more_queries = 0
             s.more_pairs = 0
         if s.prefill_tokens > 0:
-            kv = row.prefill_kv * s.prefill_keys
-            activations = row.prefill_activations * s.prefill_tokens
-            compute = row.prefill_compute * s.prefill_pairs + row.prefill_tile * s.query_tiles
-            total += kernel_time(kv, activations, compute, row.prefill_softness, row.prefill_fixed, split)
+            c = correction(row.prefill_axes, row.prefill_grid, s.prefill_tokens, s.prefill_pairs / s.prefill_tokens)
+            kv = c * row.prefill_kv * s.prefill_keys
+            activations = c * row.prefill_activations * s.prefill_tokens
+            compute = row.prefill_compute * s.prefill_pairs + row.prefill_query * s.prefill_tokens
+            compute = c * (compute + row.prefill_tile * s.query_tiles)
+            total += kernel_time(kv, activations, compute, row.prefill_softness, c * row.prefill_fixed, split)
             s.prefill_tokens = 0
             s.prefill_keys = 0
             s.prefill_pairs = 0

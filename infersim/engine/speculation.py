@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .correction import correction
 from .draws import FIRST, GOLDEN, S11, S27, S30, S31, SECOND, TO_UNIT
 from .njit import compiled, inlined
 
@@ -74,13 +75,18 @@ def draft_attention_time(sums, scheduler, attention, num_kinds, first_attends):
         if first_attends:
             if s.num_decodes > 0:
                 queries = s.num_decodes + s.more_queries
-                total += row_time(row, s.decode_keys, queries, s.decode_keys + s.more_pairs)
+                c = correction(row.decode_axes, row.decode_grid, s.num_decodes, s.decode_keys / s.num_decodes)
+                total += c * row_time(row, s.decode_keys, queries, s.decode_keys + s.more_pairs)
             if s.prefill_tokens > 0:
                 memory = row.prefill_kv * s.prefill_keys + row.prefill_activations * s.prefill_tokens
-                compute = row.prefill_compute * s.prefill_pairs + row.prefill_tile * s.query_tiles
+                compute = row.prefill_compute * s.prefill_pairs + row.prefill_query * s.prefill_tokens
+                compute += row.prefill_tile * s.query_tiles
                 overlap = (memory - compute) * (memory - compute) + 4.0 * row.prefill_softness * memory * compute
-                total += row.prefill_fixed + 0.5 * (memory + compute + np.sqrt(overlap))
+                mean = s.prefill_pairs / s.prefill_tokens
+                c = correction(row.prefill_axes, row.prefill_grid, s.prefill_tokens, mean)
+                total += c * (row.prefill_fixed + 0.5 * (memory + compute + np.sqrt(overlap)))
         if scheduler.num_drafting > 0 and scheduler.draft_passes > 0:
             keys, queries = scheduler.draft_keys, scheduler.num_drafting
-            total += scheduler.draft_passes * row_time(row, keys, queries, keys)
+            c = correction(row.decode_axes, row.decode_grid, queries, keys / queries)
+            total += scheduler.draft_passes * c * row_time(row, keys, queries, keys)
     return total

@@ -127,11 +127,17 @@ BLOCK = np.dtype(
     align=True,
 )
 
+CORRECTION = (7, 7)
+"""knots of an attention price's correction, over work and keys (cost/correction.py)"""
+
 # One row per attention kind of the model (full, window, ...): seconds per unit of each sum, all layers of the kind.
-# decode  = fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)
-# prefill = fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + tile*query_tiles, softness)
+# decode  = (fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)) * correction
+# prefill = (fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + query*tokens + tile*query_tiles,
+#            softness)) * correction
 # and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
+# correction = exp of what the grid says at (log2 of sequences or tokens, log2 of keys or pairs per one of them), linear
+# between its knots, constant beyond; axes: first knot of the one, knots per unit of it, and the same of the other.
 ATTENTION_PRICE = np.dtype(
     [
         ("window", "i8"),  # 0 = full attention, else keys visible to a query; < 0: those of its chunk of so many
@@ -140,12 +146,17 @@ ATTENTION_PRICE = np.dtype(
         ("decode_compute", "f8"),  # s per visible decode key (FLOPs at achieved rate)
         ("decode_fixed", "f8"),  # s per step that has a decode
         ("decode_softness", "f8"),
+        ("decode_axes", "f8", (4,)),
+        ("decode_grid", "f8", CORRECTION),
         ("prefill_kv", "f8"),  # s per prefill key
         ("prefill_activations", "f8"),  # s per prefill token
         ("prefill_compute", "f8"),  # s per query-key pair
+        ("prefill_query", "f8"),  # s per prefill token (FLOPs beyond those of its pairs)
         ("prefill_tile", "f8"),  # s per query tile
         ("prefill_fixed", "f8"),
         ("prefill_softness", "f8"),
+        ("prefill_axes", "f8", (4,)),
+        ("prefill_grid", "f8", CORRECTION),
         ("mixed_kv", "f8"),  # s per visible decode key more if the step also prefills ...
         ("mixed_growth", "f8"),  # and further s per key for each key that the decodes see ...
         ("mixed_limit", "f8"),  # up to so many s per key

@@ -87,3 +87,11 @@ def overheads_lines(document: dict[str, Any]) -> list[str]:
 def seconds(value: float) -> str:
     """A time as the description files write it."""
     return f"{value * 1e3:.4g} ms" if value >= 0.5e-3 or value == 0 else f"{value * 1e6:.3g} us"
+
+
+def kernel_lines(efficiency: dict[str, Any]) -> list[str]:
+    """The report of `infersim calibrate kernels`: OperatorEfficiency by class and dtype."""
+    lines = []
+    for key, shares in efficiency.items():
+        lines += [f"{key}"] + [f"  {what}: {text}" for what, text in shares.errors.items()]
+    return lines

@@ -1,5 +1,6 @@
 """Hardware profiles: what one accelerator can do, and who says so."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,9 @@ from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 OPERATOR_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "recurrent",
-                    "elementwise", "collective")  # fmt: skip
+                    "elementwise", "collective", "all_reduce", "all_gather", "reduce_scatter",
+                    "all_to_all")  # fmt: skip
+MOST_KNOTS = 640  # of a correction
 
 
 def _at_least(least: float, text: str) -> AfterValidator:
@@ -27,6 +30,30 @@ def _at_least(least: float, text: str) -> AfterValidator:
 
 
 Provenance = Literal["measured", "calibrated", "datasheet", "published", "assumed"]
+
+
+class Correction(Description):
+    """What measured kernels deviate from their law: factors on a grid (cost/correction.py says between its knots)."""
+
+    axes: dict[str, tuple[float, float, Count]]
+    """name -> first knot, last knot, how many, evenly spaced, in powers of two"""
+    values: str
+    """logarithms of the factors in thousandths, the last axis running fastest"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Correction":
+        size = math.prod(count for _, _, count in self.axes.values())
+        words = self.values.split()
+        if len(words) != size or size > MOST_KNOTS:
+            raise ValueError(f"values must be {size} whole numbers, as the axes say, and at most {MOST_KNOTS}"
+                             f" (got {len(words)})")  # fmt: skip
+        wrong = next((word for word in words if not word.lstrip("-").isdecimal() or abs(int(word)) > 5000), None)
+        if wrong is not None:
+            raise ValueError(f"values must be whole numbers between -5000 and 5000 (got {wrong[:20]!r})")
+        for name, (first, last, count) in self.axes.items():
+            if last <= first and count > 1:
+                raise ValueError(f"axes.{name} must rise from its first to its last knot (got {first} to {last})")
+        return self
 
 
 class OperatorEfficiency(Description):
@@ -45,8 +72,11 @@ class OperatorEfficiency(Description):
     """exponent of the smooth maximum; larger is sharper"""
     provenance: Provenance
     source: str
+    terms: dict[str, Number] = Field(default_factory=dict)
+    """what else the law of this class has: cost/laws.py"""
     errors: dict[str, str] = Field(default_factory=dict)
     """how far measured kernels are from this, median and 90th percentile, by what was measured"""
+    correction: Correction | None = None
 
 
 class Link(Description):

@@ -31,6 +31,7 @@ FORMATS = {
     "fp8": Format(8),  # one scale per tensor or channel; activations in fp8 too
     "fp8_block": Format(8, 4, 128 * 128),  # DeepSeek-V3 (arXiv:2412.19437): 128 x 128, activations in groups of 128
     "int8": Format(8),  # one scale per channel; activations in int8 too (SmoothQuant, arXiv:2211.10438)
+    "int8_wo": Format(8),  # weights alone (GPTQ of 8 bits, TensorRT-LLM's int8 weight only)
     "int4": Format(4, 2, 128),  # AWQ and GPTQ: weights alone, a 16-bit scale per group
     "nvfp4": Format(4, 1, 16),  # e2m1 with an e4m3 scale per 16
     "mxfp4": Format(4, 1, 32),  # e2m1 with an e8m0 scale per 32 (OCP microscaling)

@@ -1,0 +1,172 @@
+"""Measured kernels -> efficiencies: the law of each class fitted to part of the shapes, its error on the others."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from infersim.cost.laws import knee
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency
+
+from .classes import CLASSES, known, parameters
+from .fit import Parameter, fit_grid, mean_error, search
+from .tables import CACHED, NEGLIGIBLE, Rows, held_out
+
+LEAST_SHAPES, FEW_SHAPES = 16, 3
+"""with fewer shapes than this the correction follows only what varies within a shape; with fewer than that there is
+none"""
+
+
+@dataclass(frozen=True)
+class Soundness:
+    """Which rows count. cold: their time is that of memory, not of a cache; usable: cold, or no matter if cached;
+    negligible: their bytes are next to nothing."""
+
+    cold: np.ndarray
+    usable: np.ndarray
+    negligible: np.ndarray
+    cached: int
+    """rows whose working set may have been in the cache"""
+    impossible: int
+    """rows faster than the memory's bandwidth allows"""
+
+
+def soundness(rows: Rows, hardware: Hardware) -> Soundness:
+    """Sort out rows that a warm cache has touched: the engine prices cold ones.
+
+    Rows that fit in 1.2 times the L2 cache do not count in errors, unless measured in place. Those whose bytes are a
+    negligible part of their time still tell the fixed time, and of a class whose inputs the engine finds warm all do.
+    """
+    kind = CLASSES[rows.operator_class]
+    work = kind.work(hardware, rows)
+    moved = work.bytes
+    impossible = np.maximum(moved / hardware.memory_bandwidth, work.other_seconds) > rows.seconds
+    cache = 0.0 if rows.in_place else CACHED * (hardware.l2_cache or 0.0)
+    cached = ~impossible & (moved > 0.0) & (moved < cache)
+    negligible = moved < NEGLIGIBLE * hardware.memory_bandwidth * rows.seconds
+    usable = ~impossible & (~cached | negligible | kind.warm)
+    return Soundness(~impossible & ~cached, usable, negligible & ~impossible, int(cached.sum()), int(impossible.sum()))
+
+
+def joined(tables: Iterable[Rows]) -> list[Rows]:
+    """The tables of one class, dtype and software as one."""
+    parts: dict[tuple[str, str, str], list[Rows]] = {}
+    for rows in tables:
+        parts.setdefault((rows.operator_class, rows.dtype, rows.software), []).append(rows)
+    return [
+        Rows(*key, {name: np.concatenate([rows.columns[name] for rows in group]) for name in group[0].columns},
+             np.concatenate([rows.seconds for rows in group]), all(rows.in_place for rows in group))
+        for key, group in parts.items()
+    ]  # fmt: skip
+
+
+def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
+    """One table per class and dtype: vLLM's newest, unless another software's has over four times its sound rows."""
+    groups: dict[tuple[str, str], list[tuple[int, Rows]]] = {}
+    for rows in joined(filter(known, tables)):
+        count = int(soundness(rows, hardware).cold.sum())
+        groups.setdefault((rows.operator_class, rows.dtype), []).append((count, rows))
+    chosen = []
+    for group in groups.values():
+        enough = max(count for count, _ in group) / 4
+        of_vllm = [rows for count, rows in group if count >= enough and rows.software.startswith("vllm")]
+        among = of_vllm or [rows for count, rows in group if count >= enough]
+        chosen.append(max(among, key=lambda rows: version(rows.software)))
+    return chosen
+
+
+def calibrate(tables: list[Rows], hardware: Hardware, source: str) -> dict[str, OperatorEfficiency]:
+    """Class and dtype -> efficiency, for all that the tables hold enough rows of. InputError if that is nothing."""
+    found = {}
+    for rows in choose(tables, hardware):
+        software = f", {rows.software}" if rows.software else ""
+        if shares := fit(rows, hardware, f"{source}{software}"):
+            found[f"{rows.operator_class}.{rows.dtype}"] = shares
+    if not found:
+        raise InputError("the tables hold too few rows that no cache has touched; must be a few dozen of a class")
+    return dict(sorted(found.items(), key=lambda item: list(CLASSES).index(item[0].split(".")[0])))
+
+
+def version(software: str) -> tuple[int, ...]:
+    """The numbers in it, for comparison."""
+    return tuple(int(number) for number in re.findall(r"\d+", software))
+
+
+def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | None:
+    """The efficiency of these kernels' class and dtype; None if too few rows are sound."""
+    kind, sound = CLASSES[rows.operator_class], soundness(rows, hardware)
+    rows, cold = rows.where(sound.usable), sound.cold[sound.usable]
+    test = held_out(rows, kind.shape)
+    if not (cold & test).any() or not (cold & ~test).any():
+        test = np.zeros(len(rows), dtype=bool)
+    train = rows.where(~test)
+    names = parameters(rows.operator_class, rows.dtype)
+    if len(train) < 3 * len(names):
+        return None
+    # no kernel is faster than the fastest of those that move next to nothing
+    smallest = rows.seconds[sound.negligible[sound.usable]]
+    least = 0.8 * float(smallest.min()) if len(smallest) else 1e-7
+    shortest = float(rows.seconds.min())
+    fixed = Parameter("fixed", max(1.2 * least, 0.1 * shortest), least, max(10.0 * shortest, 10.0 * least))
+
+    def law(values: dict[str, float], correction: Correction | None = None) -> OperatorEfficiency:
+        own = {"bandwidth", "flops", "softness", "fixed"}
+        return OperatorEfficiency(
+            bandwidth=_round(values["bandwidth"]), flops=_round(values.get("flops", 1.0)),
+            fixed=_round(values["fixed"]), knee=_round(knee(values.get("softness", 0.0))), provenance="calibrated",
+            source=source, terms={name: _round(value) for name, value in values.items() if name not in own},
+            correction=correction,
+        )  # fmt: skip
+
+    def loss(values: dict[str, float]) -> float:
+        return mean_error(np.log(kind.seconds(law(values), hardware, train) / train.seconds))
+
+    values = search(loss, [fixed, *names])
+    plain = law(values)
+    correction = _correct(plain, hardware, rows, ~test)
+    corrected = law(values, correction)
+    what = "held-out shapes" if test.any() else "the fitted rows"
+    where = cold & test if test.any() else cold
+    if not where.any():  # the working set of every row is in the cache
+        where = np.ones(len(rows), dtype=bool)
+    errors = {
+        what: describe(corrected, hardware, rows.where(where)),
+        "without correction": describe(plain, hardware, rows.where(where)),
+        "rows": f"{int((~test).sum())} fitted, {int(where.sum())} in the error; {sound.cached} perhaps cached and"
+        f" {sound.impossible} beyond the memory's bandwidth left out",
+    }
+    return corrected.model_copy(update={"errors": errors})
+
+
+def _correct(plain: OperatorEfficiency, hardware: Hardware, rows: Rows, train: np.ndarray) -> Correction | None:
+    kind = CLASSES[rows.operator_class]
+    coordinates = kind.coordinates(hardware, rows)
+    shapes = np.unique(np.stack([rows.columns[name][train] for name in kind.shape]), axis=1).shape[1]
+    if shapes < FEW_SHAPES:
+        return None
+    axes = {}
+    for name, count in kind.knots.items():
+        first, last = float(np.floor(coordinates[name].min())), float(np.ceil(coordinates[name].max()))
+        fine = first < last and (shapes >= LEAST_SHAPES or name not in kind.shape)
+        axes[name] = (first, last, count if fine else 1)
+    residual = np.log(rows.seconds / kind.seconds(plain, hardware, rows))[train]
+    at = [coordinates[name][train] for name in axes]
+    grid = fit_grid(list(axes.values()), at, residual, kind.smoothness)
+    return Correction(axes=axes, values=" ".join(str(round(1000 * value)) for value in grid.ravel()))
+
+
+def errors(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> np.ndarray:
+    """|predicted / measured - 1| of every row."""
+    return np.abs(CLASSES[rows.operator_class].predict(shares, hardware, rows) / rows.seconds - 1.0)
+
+
+def describe(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> str:
+    """Median and 90th percentile of the errors, as text."""
+    off = errors(shares, hardware, rows)
+    return f"median {np.median(off):.1%}, 90th percentile {np.quantile(off, 0.9):.1%}, {len(rows)} rows"
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,234 @@
+"""Tables of measured kernels: reading them, and which rows are sound.
+
+Columns are those of ai-dynamo/aiconfigurator's tables, so that what its collectors measure is read as it is:
+
+    gemm                 gemm_dtype, m, n, k
+    context attention    kv_cache_dtype, batch_size, isl, num_heads, num_key_value_heads, head_dim[, window_size]
+    generation attention the same, isl 1 and step, the number of keys before
+    MLA                  mla_dtype, kv_cache_dtype, num_heads, batch_size, isl, step
+    mixture of experts   moe_dtype, num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size, moe_ep_size,
+                         distribution (only balanced ones are used)
+    collectives          nccl_dtype and op_name, or allreduce_dtype; num_gpus, bytes
+    all                  latency_us; and if there are several: system, backend, version, kernel_source
+
+or those of calibration/layers.py. A CSV or Parquet file, or a folder of such files; what other columns say is not read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pandas as pd
+
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import Hardware
+
+from . import layers
+
+SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm",
+           "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000", "RTX4090": "rtx-4090",
+           "RTXPRO6000": "rtx-pro-6000"}  # fmt: skip
+FORMATS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "sq": "int8", "int4_wo": "int4",
+           "w4a16_mxfp4": "mxfp4"}  # fmt: skip
+CACHED = 1.2
+"""rows whose working set is below this many times the L2 cache were, or may have been, read from it"""
+NEGLIGIBLE = 0.05
+"""share of its time below which a row's bytes do not matter, nor whether they were cached"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured kernels of one operator class and dtype on one device.
+
+    columns: name -> f8[n], the shape by the law's names; seconds: f8[n]; software: what ran, one text for all.
+    """
+
+    operator_class: str
+    dtype: str
+    software: str
+    columns: dict[str, np.ndarray]
+    seconds: np.ndarray
+    in_place: bool = False
+    """measured between a model's other layers, which leave the cache as they do when serving"""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def where(self, mask: np.ndarray) -> "Rows":
+        """The rows that the mask selects."""
+        columns = {name: column[mask] for name, column in self.columns.items()}
+        return replace(self, columns=columns, seconds=self.seconds[mask])
+
+
+def held_out(rows: Rows, names: tuple[str, ...]) -> np.ndarray:
+    """bool[n]: the shapes (values of these columns) that are not fitted on, about half of them, by a hash."""
+    keys = np.stack([rows.columns[name] for name in names], axis=1).astype(np.int64)
+    shapes, index = np.unique(keys, axis=0, return_inverse=True)
+    chosen = np.array([crc32(",".join(map(str, shape)).encode()) % 2 == 0 for shape in shapes], dtype=bool)
+    return chosen[index.ravel()]
+
+
+def read(path: Path, hardware: Hardware) -> list[Rows]:
+    """All tables at `path` that hold kernels of this device, one per class, dtype and software."""
+    files = sorted(p for p in path.iterdir() if p.suffix in (".csv", ".parquet")) if path.is_dir() else [path]
+    found = [rows for file in files for rows in _read(file, hardware, alone=not path.is_dir())]
+    if not found:
+        raise InputError(f"{path}: holds no kernel of {hardware.name} that infersim knows; see `calibrate --help`")
+    return found
+
+
+@lru_cache(maxsize=32)
+def _frame(file: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
+    except ImportError:
+        raise InputError(f"{file}: Parquet files need pyarrow; install infersim[parquet]") from None
+    except (OSError, ValueError) as error:  # pandas' own are ValueErrors
+        raise InputError(f"{file}: cannot be read as a table: {str(error).splitlines()[0]}") from None
+
+
+def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
+    frame = _frame(file)
+    columns = set(frame.columns)
+    needed = next((needed for needed in READERS if columns.issuperset(needed.split())), None)
+    if needed is None:
+        if alone:
+            known = "; ".join(READERS)
+            raise InputError(f"{file}: no table of kernels that infersim knows; columns must include one of: {known}")
+        return
+    numbers = [name for name in needed.split() if name not in TEXTS]
+    for name in numbers:
+        least = 0 if name in ("latency_us", "time_us") else -1
+        values = pd.to_numeric(frame[name], errors="coerce")
+        if not (np.isfinite(values) & (values > least)).all():
+            raise InputError(f"{file}: {name} must be a number{' above 0' if least == 0 else ''} in every row")
+    frame = frame.rename(columns={"hardware": "system", "time_us": "latency_us"})
+    if "system" in frame:
+        frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
+    if "kernel_source" in frame:
+        frame = frame[~frame.kernel_source.astype(str).str.contains(NOT_DEFAULT)]
+    if frame.empty:
+        return
+    # products of 32-bit integers would overflow
+    frame = frame.astype(dict.fromkeys([name for name in numbers if name in frame], float))
+    names = [name for name in ("backend", "version") if name in columns]
+    for key, part in frame.groupby(names, observed=True) if names else [((), frame)]:
+        software = " ".join(map(str, key))
+        for operator_class, dtype, shape, rows in READERS[needed](part):
+            if len(rows) and (operator_class, dtype, software) not in BROKEN:
+                if (hardware.name, operator_class) in ONLY_PAIRS:
+                    pairs = shape["ranks"] == 2
+                    shape, rows = _select(shape, pairs), rows[pairs]
+                values = {name: np.asarray(column, dtype=float) for name, column in shape.items()}
+                seconds = rows.latency_us.to_numpy(float) * 1e-6
+                yield Rows(operator_class, dtype, software, values, seconds, in_place="model" in columns)
+
+
+TEXTS = ("gemm_dtype", "kv_cache_dtype", "mla_dtype", "moe_dtype", "nccl_dtype", "allreduce_dtype", "op_name",
+         "kernel_source", "distribution", "hardware", "model", "layer")  # fmt: skip
+# Kernels that an engine does not take by itself, and collectives outside of CUDA graphs.
+NOT_DEFAULT = "triton_attn|fa4|eager"
+# Timed without CUDA graphs: no GEMM under 57 us on Hopper, 159 on B200, 291 on L40S; no MLA kernel under 100 us.
+BROKEN = {("gemm", "fp8_block", "vllm 0.24.0")} | {
+    (kind, dtype, "vllm 0.14.0") for kind in ("mla_prefill", "mla_decode") for dtype in ("bf16", "fp8")
+}
+ONLY_PAIRS = {("l40s", kind) for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")}
+"""a broken PCIe path between more of them"""
+
+
+def _by_dtype(frame: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    for dtype, part in frame.groupby(frame[column].astype(str)):
+        yield FORMATS.get(dtype, dtype), part
+
+
+def _gemm(frame: pd.DataFrame) -> Iterator:
+    for dtype, part in _by_dtype(frame, "gemm_dtype"):
+        yield "gemm", dtype, {name: part[name] for name in "mnk"}, part
+
+
+def _attention(frame: pd.DataFrame) -> Iterator:
+    for dtype, part in _by_dtype(frame, "kv_cache_dtype"):
+        sequences, new, before = part.batch_size, part.isl, part.step
+        window = part.get("window_size", pd.Series(0, part.index))
+        context = before + new
+        seen = np.where(window > 0, np.minimum(window, context), context)  # by the last query
+        pairs = seen * (seen + 1) / 2 + (context - seen) * seen - before * (before + 1) / 2
+        shape = {"heads": part.num_heads, "kv_heads": part.num_key_value_heads, "head_dim": part.head_dim,
+                 "window": window, "sequences": sequences}  # fmt: skip
+        decode = (new == 1) & (before > 0)
+        work = {"queries": sequences, "keys": sequences * seen, "pairs": sequences * seen, "tiles": sequences}
+        yield "attention_decode", dtype, _select(shape | work, decode), part[decode]
+        work = {"queries": sequences * new, "keys": sequences * context, "pairs": sequences * pairs,
+                "tiles": sequences * np.ceil(new / 128)}  # fmt: skip
+        prefill = before == 0
+        yield "attention_prefill", dtype, _select(shape | work, prefill), part[prefill]
+
+
+def _latent(frame: pd.DataFrame) -> Iterator:
+    """DeepSeek's MLA: heads of 128 + 64 and values of 128, over a latent of 512 + 64 that all heads share.
+
+    SGLang's flash_attention prefills over the latents too, another kernel than vLLM's, and with an FP8 cache converts
+    the whole pool.
+    """
+    other = frame.kernel_source.astype(str) == "flash_attention"
+    frame = frame[~(other & ((frame.step == 0) | (frame.kv_cache_dtype.astype(str) == "fp8")))]
+    for dtype, part in _by_dtype(frame, "kv_cache_dtype"):
+        heads, sequences, new, before = part.num_heads, part.batch_size, part.isl, part.step
+        ones = pd.Series(1, part.index)
+        shape = {"heads": heads, "sequences": sequences, "window": 0 * ones}
+        decode = (new == 1) & (before > 0)
+        keys = sequences * (before + 1)
+        work = {"kv_heads": ones, "head_dim": 576 * ones, "queries": sequences, "keys": keys, "pairs": keys,
+                "tiles": sequences}  # fmt: skip
+        yield "mla_decode", dtype, _select(shape | work, decode), part[decode]
+        prefill = before == 0
+        work = {"kv_heads": heads, "head_dim": 192 * ones, "queries": sequences * new, "keys": sequences * new,
+                "pairs": sequences * new * (new + 1) / 2, "tiles": sequences * np.ceil(new / 128)}  # fmt: skip
+        yield "mla_prefill", dtype, _select(shape | work, prefill), part[prefill]
+
+
+def _experts(frame: pd.DataFrame) -> Iterator:
+    """Balanced routing: as many experts are touched as can be, equally. Experts without a gate are another kernel."""
+    frame = frame[(frame.distribution.astype(str) == "balanced") & ~frame.inter_size.isin(UNGATED)]
+    for dtype, part in _by_dtype(frame, "moe_dtype"):
+        held = part.num_experts / part.moe_ep_size
+        routed = part.num_tokens * part.topk / part.moe_ep_size
+        touched = np.clip(routed, 1, held)
+        yield "moe", dtype, {"tokens": part.num_tokens, "hidden": part.hidden_size,
+                             "inter": part.inter_size / part.moe_tp_size, "held": held, "routed": routed,
+                             "touched": touched, "chosen": part.num_tokens * part.topk}, part  # fmt: skip
+
+
+UNGATED = (1856, 2688)
+"""intermediate sizes of Nemotron's experts, which have no gate"""
+
+
+def _nccl(frame: pd.DataFrame) -> Iterator:
+    for (kind, dtype), part in frame.groupby([frame.op_name.astype(str), frame.nccl_dtype.astype(str)]):
+        if dtype == "half":
+            yield {"alltoall": "all_to_all"}.get(kind, kind), "bf16", {"ranks": part.num_gpus, "size": part.bytes}, part
+
+
+def _all_reduce(frame: pd.DataFrame) -> Iterator:
+    for dtype, part in _by_dtype(frame, "allreduce_dtype"):
+        yield "all_reduce", dtype, {"ranks": part.num_gpus, "size": part.bytes}, part
+
+
+def _select(shape: dict, mask: pd.Series) -> dict:
+    return {name: column[mask] for name, column in shape.items()}
+
+
+READERS = {
+    "latency_us gemm_dtype m n k": _gemm,
+    "latency_us kv_cache_dtype batch_size isl num_heads num_key_value_heads head_dim step": _attention,
+    "latency_us mla_dtype kv_cache_dtype kernel_source batch_size isl num_heads step": _latent,
+    "latency_us moe_dtype num_tokens hidden_size inter_size topk num_experts moe_ep_size distribution": _experts,
+    "latency_us nccl_dtype op_name num_gpus bytes": _nccl,
+    "latency_us allreduce_dtype num_gpus bytes": _all_reduce,
+    "time_us hardware model tp layer tokens": layers.linears,
+    "time_us hardware model tp layer sequences": layers.linears,
+    "time_us hardware model tp prefill_chunk kv_prefill n_decode kv_decode": layers.attention,
+}
