@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import kernels
 import numpy as np
 from run import BASELINES, reasons
 
@@ -124,4 +125,10 @@ def _published(path: Path, rows) -> None:
     _save(figure, path)
 
 
-FIGURES = {"silicon": _silicon, "vllm_requests": _requests, "step_times": _steps, "published": _published}
+FIGURES = {
+    "kernels": kernels.draw,
+    "silicon": _silicon,
+    "vllm_requests": _requests,
+    "step_times": _steps,
+    "published": _published,
+}
