@@ -181,6 +181,19 @@ def with_shared_text(draw, rows: list[dict]) -> list[dict]:
     return result
 
 
+def price_attention(draw, kind: np.void, exact: bool) -> None:
+    """Fills one row of ATTENTION_PRICE, but for its window."""
+    ticks = st.sampled_from([0, 0, 1, 2]) if exact else st.floats(0, 2)
+    for name in ATTENTION_PRICE.names:
+        if name.endswith("_softness"):
+            kind[name] = draw(st.sampled_from([0, 1]) if exact else st.floats(0, 1))
+        elif name.endswith(("_axes", "_grid")):  # without, times are whole ticks
+            values = st.lists(st.floats(-1, 2), min_size=kind[name].size, max_size=kind[name].size)
+            kind[name] = 0 if exact else np.reshape(draw(values), kind[name].shape)
+        elif name != "window":
+            kind[name] = draw(ticks) * TICK
+
+
 @st.composite
 def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool = True) -> StepCost:
     """A StepCost whose cheapest step takes a tick; exact: whole ticks, and halves and quarters until the next step."""
@@ -196,14 +209,7 @@ def step_costs(draw, max_num_batched_tokens: int, max_num_seqs: int, exact: bool
     attention = np.zeros(draw(st.integers(1, 4)), ATTENTION_PRICE)
     for kind in attention:
         kind["window"] = draw(st.sampled_from([0, 0, 1, 4, 16, -3, -8]))
-        for name in ATTENTION_PRICE.names:
-            if name.endswith("_softness"):
-                kind[name] = draw(st.sampled_from([0, 1]) if exact else st.floats(0, 1))
-            elif name.endswith(("_axes", "_grid")):  # without, times are whole ticks
-                values = st.lists(st.floats(-1, 2), min_size=kind[name].size, max_size=kind[name].size)
-                kind[name] = 0 if exact else np.reshape(draw(values), kind[name].shape)
-            elif name != "window":
-                kind[name] = draw(ticks) * TICK
+        price_attention(draw, kind, exact)
     return StepCost(linear, head, attention, issue_share=draw(st.sampled_from([1, 1, 0.5, 0.25])))
 
 
@@ -225,11 +231,7 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
     attention = np.zeros(draw(st.integers(0, 2)), ATTENTION_PRICE)
     for kind in attention:
         kind["window"] = draw(st.sampled_from([0, *cost.attention["window"].tolist()]))
-        for name in ATTENTION_PRICE.names:
-            if name.endswith("_softness"):
-                kind[name] = draw(st.sampled_from([0, 1]) if exact else st.floats(0, 1))
-            elif name != "window":
-                kind[name] = draw(ticks) * TICK
+        price_attention(draw, kind, exact)
     sequences = np.arange(knobs["max_num_seqs"] + 1)
     draft = DraftCost(
         first=draw(ticks) * TICK * np.arange(knobs["max_num_batched_tokens"] + 1),

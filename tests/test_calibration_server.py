@@ -63,7 +63,9 @@ def test_known_overheads_are_recovered_within_5_percent(rates):
     fit = fit_overheads(scenario_of(), read_results(rates), ["step", "sequence", "request"])
     for name, value in TRUE.items():
         assert fit.values[name] == pytest.approx(value, rel=0.05)
-    assert all(abs(error) < 0.01 for run in fit.held_out for error in run.values())
+    for held_out in fit.held_out:  # 5 % of the request time is 2 % of a short prompt's ttft
+        assert abs(held_out["tpot"]) < 0.01
+        assert abs(held_out["ttft"]) < 0.02
     assert max(abs(run["tpot"]) for run in fit.before) > 0.05  # there was something to find
 
 
@@ -104,7 +106,8 @@ def test_nothing_is_fitted_to_a_prediction_that_is_too_slow(tmp_path):
     try:
         values = fit_overheads(slow, read_results([path]), ["step"]).values
     except InputError as error:
-        assert "calibrate the device first" in error.problems[0]  # noqa: PT017 (either outcome is right)
+        refusals = ("calibrate the device first", "is not identified")
+        assert any(refusal in error.problems[0] for refusal in refusals)  # noqa: PT017 (either outcome is right)
     else:
         assert values == {"worker_step_time": 0.0}
 
