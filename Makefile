@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test lint profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow lint profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -21,7 +21,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

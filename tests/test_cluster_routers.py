@@ -263,12 +263,14 @@ def test_a_match_is_what_the_engine_then_finds():
 
 @pytest.mark.parametrize("policy", ["round-robin", "least-outstanding", "kv-aware"])
 def test_a_thousand_replicas(policy):
-    """Each gets its share of an even load within one request, and every replica's KV pool fits into memory."""
+    """Each gets its share of an even load: exactly in turns, within two requests by load (some end before others
+    come); and every replica's KV pool fits into memory."""
     scenario = scenario_of({"replicas": 1000, "router": policy}, num_requests=3000, request_rate=6000, output_tokens=50)
     result = run(scenario)[0]
     assert result.completed.all()
     if policy != "kv-aware":
-        assert set(np.bincount(result.requests["replica"], minlength=1000)) <= {2, 3, 4}
+        share = {"round-robin": {3}, "least-outstanding": {1, 2, 3, 4, 5}}[policy]
+        assert set(np.bincount(result.requests["replica"], minlength=1000)) <= share
 
 
 @pytest.mark.slow
