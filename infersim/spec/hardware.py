@@ -57,7 +57,7 @@ class Correction(Description):
 
 
 class OperatorEfficiency(Description):
-    """How near one class of operator comes to the datasheet: t = fixed + (t_mem^knee + t_flop^knee)^(1/knee).
+    """How near one class of operator comes to the datasheet: t = fixed + smooth_max(t_mem, t_flop).
 
     t_mem = bytes / (bandwidth * memory bandwidth), t_flop = FLOPs / (flops * peak).
     """
