@@ -23,6 +23,7 @@ import llvmlite.binding as llvm
 
 from .state import Arrays
 
+
 def cache_folder() -> Path:
     """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one."""
     for wished in (_wished_folder, _temporary_folder):

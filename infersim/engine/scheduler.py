@@ -22,6 +22,7 @@ from .state import (
     DECODES,
     DECODES_IF_NO_PREFILL,
     EVERYTHING,
+    PREFILLS,
     QUERY_TILE,
     RESERVE_MAX_MODEL_LEN,
     RESERVE_TO_COMPLETION,
@@ -552,6 +553,7 @@ def schedule(
                 scheduler.new_token_ratio = max(
                     scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
                 )
+        plain = only_full and phase != PREFILLS and proposed == 0
         num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
         i = 0
         while i < scheduler.num_running and budget > 0:
@@ -559,6 +561,26 @@ def schedule(
             request = requests[q]
             i += 1
             computed = request.num_computed_tokens
+            if (
+                plain
+                and computed + 1 == request.num_tokens
+                and computed < request.slots
+                and request.num_tokens < request.max_num_tokens - placeholder
+                and request.num_drafts == 0
+                and (
+                    phase == EVERYTHING or (computed >= request.prefill_end and request.last_step != replica.num_steps)
+                )
+            ):  # what comes below, for most sequences of most steps: one token, with a block to put it in
+                num_decodes += 1
+                decode_keys += computed + 1
+                request.last_step = replica.num_steps
+                request.num_computed_tokens = computed + 1
+                request.num_tokens += placeholder
+                drafts[count] = 0
+                step[count] = q
+                count += 1
+                budget -= 1
+                continue
             if phase != EVERYTHING and (
                 (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == replica.num_steps
             ):
