@@ -181,11 +181,6 @@ def _beside_drafter(
             "speculation: is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
             " parallelism.attention_data must be 1"
         )
-    if engine.late_hits == "wait" and engine.enable_prefix_caching:
-        raise InputError(
-            f"speculation: is not modelled with the prefix cache of {engine.preset}, which waits for text that is being"
-            " computed; engine.enable_prefix_caching must be false"
-        )
     if engine.max_num_seqs * (1 + speculation.num_speculative_tokens) > MAX_LOGITS:
         raise InputError(
             f"speculation.num_speculative_tokens: {engine.max_num_seqs} sequences of"

@@ -267,14 +267,13 @@ def promised_blocks(requests, scheduler, knobs, running):
 
 
 @compiled
-def expected_tokens(requests, scheduler, knobs, running):
-    """Tokens that SGLang expects running requests still to generate: new_token_ratio of what they may."""
-    expected = 0.0
+def wished_tokens(requests, scheduler, knobs, running):
+    """Tokens that running requests may still generate, as SGLang counts them: it expects new_token_ratio of them."""
+    wished = 0
     for i in range(scheduler.num_running):
         request = requests[running[i]]
-        left = min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
-        expected += left * scheduler.new_token_ratio
-    return expected
+        wished += min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
+    return wished
 
 
 @compiled
@@ -434,9 +433,9 @@ def schedule(
     scheduler.num_drafting = 0
     scheduler.draft_keys = 0
     was_running = scheduler.num_running
-    expected = 0.0
+    wished = 0
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
-        expected = expected_tokens(requests, scheduler, knobs, running)
+        wished = wished_tokens(requests, scheduler, knobs, running)
     phases = knobs.order
     while phases > 0:
         phase = phases & 7
@@ -444,6 +443,7 @@ def schedule(
         if phase == ADMIT:
             if preempted or (knobs.admit_when_idle and was_running > 0):
                 continue
+            expected = wished * scheduler.new_token_ratio
             promised = 0
             if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
                 promised = promised_blocks(requests, scheduler, knobs, running)
@@ -564,7 +564,7 @@ def schedule(
             if (
                 plain
                 and computed + 1 == request.num_tokens
-                and computed < request.slots
+                and computed + knobs.lookahead < request.slots
                 and request.num_tokens < request.max_num_tokens - placeholder
                 and request.num_drafts == 0
                 and (
