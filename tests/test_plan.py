@@ -11,7 +11,7 @@ from infersim.cli.app import app
 from infersim.explain.cost import cost_of, num_gpus
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
-from infersim.planning.bounds import bounds_of
+from infersim.planning.bounds import Lengths, bounds_of
 from infersim.planning.decide import decide, deployed
 from infersim.planning.search import plan, search
 from infersim.run import run
@@ -72,7 +72,7 @@ def test_exhaustive_simulation_finds_the_same(small, rate):
 def test_bounds_are_below_what_is_simulated(small, hardware):
     """No run is faster than a floor or completes more than the bound, at any load."""
     scenario = next(s for s in load_plan(small())[1] if s.hardware.name == hardware and s.parallelism.num_gpus == 1)
-    bounds = bounds_of(scenario)
+    bounds = bounds_of(scenario, Lengths(scenario.workload, 0))
     for rate in (1, 50, 1000):
         metrics = measure(run(deployed(scenario, 1, rate, 0))[0])
         for key, floor in bounds.latency.items():
