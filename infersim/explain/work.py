@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from infersim.cost.depth import passed, with_early_exit
 from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
@@ -41,7 +42,19 @@ class Work:
     @cached_property
     def _cost(self) -> StepCost:
         scenario, engine = self.result.scenario, self.result.engine
-        return compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        cost = compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        if scenario.early_exit is not None:
+            cost = with_early_exit(cost, scenario.early_exit, self.model, engine.max_num_seqs)
+        return cost
+
+    def _passes(self, operator: Operator) -> float:
+        """Times that a decode step goes through one of the operator's `count`: below 1 for layers behind an early exit,
+        above for the LM head, which each exit computes too."""
+        early_exit = self.result.scenario.early_exit
+        if early_exit is None or operator.per not in ("tokens", "sequences"):
+            return 1.0
+        depth, heads = passed(early_exit, self.model, np.array([self.decode_batch]))
+        return float(depth[0]) if operator.per == "tokens" else 1.0 + float(heads[0])
 
     @cached_property
     def _served(self) -> tuple[np.ndarray, np.ndarray]:
@@ -124,12 +137,18 @@ class Work:
 
     def amount(self, kind: str) -> float:
         """Bytes of `weights`, `kv`, `activations`, or `flops`, of the whole run on one GPU."""
-        total = 0.0
+        total, with_prompt = 0.0, self.steps_with_prompt
         for operator in self.operators:
             sums = self.routed(operator)
             if sums[operator.per] > 0:
-                total += operator.count * float(evaluate(getattr(operator, kind), sums))
+                passes = with_prompt + (1 - with_prompt) * self._passes(operator)
+                total += operator.count * passes * float(evaluate(getattr(operator, kind), sums))
         return total
+
+    @property
+    def steps_with_prompt(self) -> float:
+        """About the share of steps that hold a prompt."""
+        return min(1.0, len(self._served[0]) / max(self.result.num_steps, 1))
 
     @property
     def bytes_by_kind(self) -> dict[str, float]:
@@ -213,8 +232,9 @@ class Work:
             sums = {"step": 1.0, "tokens": tokens, "sequences": tokens, "decodes": batch, "decode_keys": keys}
             if operator.per in sums:
                 sums = operator.routed(sums)
+                times = operator.count * self._passes(operator)
                 for kind in KINDS:
-                    moved[kind] += operator.count * float(evaluate(getattr(operator, kind), sums))
+                    moved[kind] += times * float(evaluate(getattr(operator, kind), sums))
         return moved
 
     def preempted_time(self) -> float:
