@@ -85,9 +85,10 @@ def _picture(
 
     files, briefing = [], brief(results, document)
     if report is not None:
-        from infersim.report.html import write_report
+        from infersim.report.html import write_page
+        from infersim.report.sections import run_page
 
-        write_report(report, briefing, results[0].scenario, command)
+        write_page(report, run_page(briefing, results[0].scenario, command))
         files.append(str(report))
     if plots is not None:
         from infersim.report.figures import write_figures

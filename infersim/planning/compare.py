@@ -59,6 +59,11 @@ def compare(scenarios: Sequence[tuple[str, Scenario]]) -> dict[str, Any]:
 
     Every variant runs the same seeds. Times are in ms. InputError if one of them cannot run.
     """
+    return compare_runs(scenarios, run_all(scenarios))
+
+
+def run_all(scenarios: Sequence[tuple[str, Scenario]]) -> list[list[Result]]:
+    """The replications of each scenario, with the same seeds."""
     replications = max(scenario.simulation.replications for _, scenario in scenarios)
     if replications == 1 and all(is_drawn(scenario.workload) for _, scenario in scenarios):
         replications = REPLICATIONS
@@ -74,10 +79,15 @@ def compare(scenarios: Sequence[tuple[str, Scenario]]) -> dict[str, Any]:
             raise KeyboardInterrupt
         if not runs[-1][0].measured.any():
             raise InputError(f"{name}: no request was completed, so there is nothing to compare; see infersim run")
+    return runs
+
+
+def compare_runs(scenarios: Sequence[tuple[str, Scenario]], runs: list[list[Result]]) -> dict[str, Any]:
+    """The document of `compare`, from the runs of `run_all`."""
     names = [name for name, _ in scenarios]
     return finite({
         "schema_version": 1,
-        "seeds": [seed + i for i in range(replications)],
+        "seeds": [result.seed for result in runs[0]],
         "variants": [_variant(name, results) for name, results in zip(names, runs, strict=True)],
         "differences": [_difference(names, runs, i) for i in range(1, len(runs))],
     })  # fmt: skip

@@ -19,6 +19,7 @@ from infersim.spec.scenario import Scenario
 
 from .bounds import Bounds, Lengths, bounds_of
 from .decide import Decision, decide, deployed
+from .outlook import per_gpu_and_user
 
 OVERLOAD = 1.1  # a replica that completes x requests/s under overload sustains at most this times x
 PRECISION = 0.02  # of the largest rate
@@ -264,6 +265,7 @@ def _answer(plan: Plan, found: Found) -> dict[str, Any]:
     result = decision.result
     return {
         "deployment": _deployment(found.deployed),
+        "scenario": found.deployed.resolved(),
         "rate": found.rate,
         "largest_rate": largest,
         "headroom": largest / found.rate - 1,
@@ -318,6 +320,10 @@ def _trial(c: Candidate) -> dict[str, Any]:
                 "state": d.state,
                 "saturated": d.saturated,
                 "limits": {x["name"]: x["mean"] for x in d.limits},
+                "tightest": 1 - d.margin,
+                "gpus": replicas * c.gpus,
+                "usd_per_hour": cost_of(d.result, d.metrics)["usd_per_hour"],
+                **per_gpu_and_user(d.metrics, replicas * c.gpus),
             }
             for (replicas, rate), d in sorted(c.decisions.items())
         ],

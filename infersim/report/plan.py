@@ -23,7 +23,7 @@ def print_plan(document: dict[str, Any]) -> None:
             print()
             _field("runner-up", describe(other["deployment"]))
             _answer(other)
-            _field("margin", _margin(document["margin"]))
+            _field("margin", margin_text(document["margin"]))
     print()
     counts = f"{document['considered']:,} candidates, {document['simulated']:,} simulated, {document['pruned']:,} not"
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in document["pruned_by"].items() if count)
@@ -77,7 +77,8 @@ def _binding(binding: dict[str, Any]) -> str:
     return f"{binding['limit']} is the first limit to break at a higher rate; {binding['text']}"
 
 
-def _margin(margin: dict[str, Any]) -> str:
+def margin_text(margin: dict[str, Any]) -> str:
+    """What the runner-up costs and carries, against the best."""
     parts = []
     if margin["cost"] is not None:
         parts.append(f"costs {margin['cost']:+.1%}" if abs(margin["cost"]) > 5e-4 else "costs the same")
