@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from infersim.cost.floors import NO_PREFILL, floor_itl, floor_ttft
-from infersim.cost.operator import evaluate
+from infersim.cost.floors import NO_PREFILL, decode_sums, prefill_sums, step_floor
+from infersim.cost.operator import Operator, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.deployment import Deployment, deployments_of
 from infersim.explain.work import decode_keys
+from infersim.spec.hardware import Hardware
 from infersim.spec.scenario import Scenario
 from infersim.spec.workload import Workload
 from infersim.workload.build import build_requests
@@ -66,29 +67,34 @@ def bounds_of(scenario: Scenario, lengths: Lengths) -> Bounds:
     deployment = deployments_of(scenario)[0][0]
     if len(scenario.cluster.groups) > 1:
         return Bounds(deployment, {}, ANY_RATE)
-    return Bounds(deployment, _latency(scenario, deployment, lengths), _rate(deployment, lengths))
+    operators = forward_pass(deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
+    latency = _latency(scenario, operators, deployment.hardware, lengths)
+    return Bounds(deployment, latency, _rate(deployment, operators, lengths))
 
 
-def _latency(scenario: Scenario, deployment: Deployment, lengths: Lengths) -> dict[str, float]:
+def _latency(scenario: Scenario, operators: list[Operator], hardware: Hardware, lengths: Lengths) -> dict[str, float]:
     """A request's ttft is at least its prompt's floor, its tpot a lone sequence's, which rise with the prompt: their
     percentiles are at least those floors of the prompts' percentiles. e2el likewise, by its output tokens."""
-    parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
+
+    def itl(context: int) -> float:
+        return step_floor(operators, hardware, decode_sums(context)) * 1e3
+
     floors = {}
     for key in scenario.slo.limits:
         statistic, metric, _ = key.split("_")
         prompt, output = lengths.at[statistic]
         if metric == "ttft":
-            floors[key] = floor_ttft(*parts, max(int(prompt), 1)) * 1e3
+            floors[key] = step_floor(operators, hardware, prefill_sums(max(int(prompt), 1))) * 1e3
         elif metric == "tpot":
-            floors[key] = floor_itl(*parts, int(prompt)) * 1e3
+            floors[key] = itl(int(prompt))
         elif metric == "e2el":
-            floors[key] = (output - 1) * floor_itl(*parts, 1) * 1e3
+            floors[key] = (output - 1) * itl(1)
         else:  # itl: pooled over tokens, of which no percentile is known
-            floors[key] = floor_itl(*parts, int(lengths.at["mean"][0])) * 1e3
+            floors[key] = itl(int(lengths.at["mean"][0]))
     return floors
 
 
-def _rate(deployment: Deployment, lengths: Lengths) -> float:
+def _rate(deployment: Deployment, operators: list[Operator], lengths: Lengths) -> float:
     """Pipeline stages times data-parallel ranks, over the time that a request takes one of them at least.
 
     That time is its FLOPs at peak, or its bytes at peak bandwidth: its keys once per token, and its share of the
@@ -105,7 +111,7 @@ def _rate(deployment: Deployment, lengths: Lengths) -> float:
     tokens = float(lengths.prompts.mean()) + decodes
     base = {"step": 0.0, "tokens": tokens, "sequences": decodes + 1, "decodes": decodes}
     compute = key_bytes = weights = 0.0
-    for op in forward_pass(deployment.model, hardware, deployment.precision, parallelism):
+    for op in operators:
         keys = lengths.decode_keys(op.window)
         sums = op.routed(base | NO_PREFILL | {"decode_keys": keys})
         weights += op.count * op.weights.get("step", 0.0)

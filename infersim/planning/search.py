@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infersim.explain.binding import find_binding
-from infersim.explain.cost import cost_of, fleet, num_gpus
+from infersim.explain.cost import cost_of, fleet, num_gpus, usd_per_hour
 from infersim.explain.summary import finite
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
@@ -322,7 +322,7 @@ def _trial(c: Candidate) -> dict[str, Any]:
                 "limits": {x["name"]: x["mean"] for x in d.limits},
                 "tightest": 1 - d.margin,
                 "gpus": replicas * c.gpus,
-                "usd_per_hour": cost_of(d.result, d.metrics)["usd_per_hour"],
+                "usd_per_hour": usd_per_hour(d.result.scenario),
                 **per_gpu_and_user(d.metrics, replicas * c.gpus),
             }
             for (replicas, rate), d in sorted(c.decisions.items())
