@@ -1,11 +1,11 @@
 """`infersim compare`: what does a change buy, and why?"""
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from .guard import guarded
+from .options import Json, Report, as_words
 
 
 @guarded
@@ -15,8 +15,8 @@ def compare(
         list[str] | None,
         Option("--set", metavar="KEY=VALUE[,KEY=VALUE]", help="Of one scenario: a variant of it. Of several: in all."),
     ] = None,
-    report: Annotated[Path | None, Option(metavar="FILE", help="Write one self-contained HTML page.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    report: Report = None,
+    as_json: Json = False,
 ) -> None:
     """Compare scenarios under the same draws, and divide the difference among its causes.
 
@@ -39,9 +39,9 @@ def compare(
 
         answers = [variant["answer"] for variant in document["variants"]]
         briefings = [brief(results, answer) for results, answer in zip(runs, answers, strict=True)]
-        given = [word for text in settings or [] for word in ("--set", text)]
         described = [scenario for _, scenario in compared]
-        write_page(report, compare_page(document, briefings, described, ["infersim", "compare", *scenarios, *given]))
+        command = ["infersim", "compare", *scenarios, *as_words(settings)]
+        write_page(report, compare_page(document, briefings, described, command))
     if as_json:
         print(to_json(document))
     else:

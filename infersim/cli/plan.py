@@ -1,11 +1,11 @@
 """`infersim plan`: what should I deploy?"""
 
-from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from .guard import guarded
+from .options import Json, Overrides, Report, as_words
 
 NO_PLAN = 1
 
@@ -13,11 +13,9 @@ NO_PLAN = 1
 @guarded
 def plan(
     file: Annotated[str, Argument(help="Name or path of a plan file, such as plan-llama-70b.")],
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. workload.request_rate=20.")
-    ] = None,
-    report: Annotated[Path | None, Option(metavar="FILE", help="Write one self-contained HTML page.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    overrides: Overrides = None,
+    report: Report = None,
+    as_json: Json = False,
 ) -> int:
     """Find the cheapest deployment that holds an SLO. Exit code 1 if nothing can."""
     from infersim.files import check_file
@@ -37,8 +35,7 @@ def plan(
         from infersim.report.html import write_page
         from infersim.report.plan_page import plan_page
 
-        given = [word for text in overrides or [] for word in ("--set", text)]
-        write_page(report, plan_page(document, brief_plan(document), ["infersim", "plan", file, *given]))
+        write_page(report, plan_page(document, brief_plan(document), ["infersim", "plan", file, *as_words(overrides)]))
     if as_json:
         print(to_json(document))
     else:
