@@ -8,10 +8,12 @@ from .attribution import NAMES, PHASES, phase_of, row_of
 NOTABLE = 0.05  # a part below this share of all gains and losses is not worth a word
 
 
-def explain_change(terms: dict[str, dict[str, float]], before: float, after: float, binding: str) -> dict[str, str]:
+def explain_change(
+    terms: dict[str, dict[str, float]], before: float, after: float, clear: bool | None, binding: str
+) -> dict[str, str]:
     """`why` and `break_even` of a difference in mean end-to-end latency (s), divided as attribution.divide_sum does.
 
-    binding: what binds after the change, as a text.
+    clear: whether it is above chance, None if nothing is drawn; binding: what binds after the change, as a text.
     """
     parts = by_row(terms)
     gains = {name: part for name, part in parts.items() if part < 0}
@@ -19,7 +21,7 @@ def explain_change(terms: dict[str, dict[str, float]], before: float, after: flo
     change = after - before
     if abs(change) < 1e-9 + 1e-6 * before:
         return {"why": "no difference: this workload does not feel the change", "break_even": ""}
-    size = how_much(before, after)
+    size = how_much(before, after, clear)
     first, second = (gains, losses) if change < 0 else (losses, gains)
     why = f"{size}: {_phrase(first, terms)}"
     if _weight(second) > NOTABLE * _weight(first):
@@ -27,11 +29,12 @@ def explain_change(terms: dict[str, dict[str, float]], before: float, after: flo
     return {"why": f"{why}; now binds: {binding}", "break_even": _break_even(gains, losses)}
 
 
-def how_much(before: float, after: float) -> str:
-    """A change of the time of a request, in words."""
+def how_much(before: float, after: float, clear: bool | None) -> str:
+    """A change of the time of a request, in words. clear: False if it may be chance."""
+    doubt = ", which may be chance" if clear is False else ""
     if after >= 2 * before:
-        return f"{after / before:.3g} times as long per request"
-    return f"{abs(after / before - 1):.1%} {'faster' if after < before else 'slower'} per request"
+        return f"{after / before:.3g} times as long per request{doubt}"
+    return f"{abs(after / before - 1):.1%} {'faster' if after < before else 'slower'} per request{doubt}"
 
 
 def _weight(parts: dict[str, float]) -> float:

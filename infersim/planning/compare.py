@@ -101,6 +101,7 @@ def _variant(name: str, results: list[Result]) -> dict[str, Any]:
 
 def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str, Any]:
     one, other = runs[0], runs[i]
+    metrics = _metric_differences(one, other)
     changes = changed_parts(one[0].scenario.resolved(), other[0].scenario.resolved())
     a, b = _mean_terms(one, latency_terms), _mean_terms(other, latency_terms)
     parts = divide_sum(a, b)
@@ -110,7 +111,7 @@ def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str,
         "against": names[0],
         "changes": {key: [_short(x), _short(y)] for key, (x, y) in changes.items()},
         "techniques": label(_leaves(changes)),
-        "metrics": _metric_differences(one, other),
+        "metrics": metrics,
         "latency": {
             "metric": "mean_e2el_ms",
             "difference": (total(b) - total(a)) * 1e3,
@@ -132,7 +133,7 @@ def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str,
             "factors": {name: 1 / factor for name, factor in ratio_factors(x, y).items()},
         },
         "one_by_one": _one_by_one(one[0].scenario, other[0].scenario, list(changes)),
-        **explain_change(parts, total(a), total(b), find_binding(other[0]).text),
+        **explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], find_binding(other[0]).text),
         "gpus": [num_gpus(runs[0][0].scenario), num_gpus(runs[i][0].scenario)],
     }
 

@@ -44,7 +44,7 @@ def compare_page(
 
 def _size(difference: dict[str, Any]) -> str:
     x = difference["metrics"]["mean_e2el_ms"]
-    return how_much(x["before"], x["after"]) if x["difference"] else "no difference"
+    return how_much(x["before"], x["after"], x["clear"]) if x["difference"] else "no difference"
 
 
 def _answer(document: dict[str, Any], letters: list[str], differences: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +144,8 @@ def _sentence(text: str) -> str:
 
 
 def _setting(value: Any) -> str:
-    return (
-        ", ".join(f"{key} {inner}" for key, inner in value.items()) or "–" if isinstance(value, dict) else shown(value)
-    )
+    """A setting's value; of a section what is given in it."""
+    if isinstance(value, dict):
+        given = {key: inner for key, inner in value.items() if inner not in (None, [], {})}
+        return ", ".join(f"{key} {_setting(inner)}" for key, inner in given.items()) or "–"
+    return shown(value)

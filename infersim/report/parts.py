@@ -2,12 +2,16 @@
 
 from typing import Any
 
+WIDE = 40  # characters of a text that needs room
+
 
 def table(caption: str, head: list[str], rows: list[list[Any]]) -> dict[str, Any]:
-    """Cells with what sorts them; a column is numeric if none of its cells is a text."""
+    """Cells with what sorts them. Kinds of columns: n, numeric, if no cell is a text; w, wide, if one is a long one."""
     numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(head))]
+    wide = [any(isinstance(row[i], str) and len(row[i]) > WIDE for row in rows) for i in range(len(head))]
     cells = [[{"text": shown(cell), "value": "" if cell is None else cell} for cell in row] for row in rows]
-    return {"caption": caption, "head": head, "rows": cells, "numeric": numeric}
+    kinds = ["n" if n else "w" if w else "" for n, w in zip(numeric, wide, strict=True)]
+    return {"caption": caption, "head": head, "rows": cells, "kinds": kinds}
 
 
 def shown(value: Any) -> str:

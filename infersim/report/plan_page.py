@@ -7,7 +7,7 @@ from infersim.spec.scenario import Scenario
 
 from .html import Page
 from .parts import card, shown, span, table
-from .plan import describe, margin_text
+from .plan import describe, equals_text, margin_text
 from .sections import inputs, latency, load, memory, over_time, prices_apart, provenance, resources, what_if
 from .svg import Mark, Series, chart
 
@@ -106,7 +106,7 @@ def _rivals(document: dict[str, Any]) -> dict[str, Any]:
     ]
     text = f"Runner-up: {margin_text(document['margin'])}." if document["margin"] else "Nothing else holds the SLO."
     if document["equals"]:
-        text += f" {len(document['equals'])} others cost as much as the best and hold the SLO too."
+        text += f" {equals_text(document)}."
     return {
         "id": "rivals",
         "title": "Best and runner-up",
