@@ -18,6 +18,7 @@ from infersim.models.architecture import Model
 from infersim.models.catalog import load_model
 
 KINDS = ("weights", "kv", "activations")
+MOVED = (*KINDS, "flops", "seconds_at_peak")
 
 
 @dataclass(frozen=True)
@@ -162,15 +163,25 @@ class Work:
         return moved / (busy * self.result.scenario.hardware.memory_bandwidth) if busy else None
 
     @property
+    def seconds_at_peak(self) -> float:
+        """Seconds that the FLOPs of the run take at the peak rate of each one's format."""
+        hardware = self.result.scenario.hardware
+        return sum(
+            operator.count * float(evaluate(operator.flops, self.routed(operator))) / peak_flops(hardware, operator)
+            for operator in self.operators
+            if operator.flops
+        )
+
+    @property
     def compute_share(self) -> float | None:
         """Share of the peak FLOP/s that the FLOPs took while the device was busy."""
-        hardware, busy = self.result.scenario.hardware, self.result.busy_time
-        seconds = 0.0
-        for operator in self.operators:
-            if operator.flops:
-                flops = operator.count * float(evaluate(operator.flops, self.routed(operator)))
-                seconds += flops / peak_flops(hardware, operator)
-        return seconds / busy if busy else None
+        return self.seconds_at_peak / self.result.busy_time if self.result.busy_time else None
+
+    @property
+    def mean_moved(self) -> dict[str, float]:
+        """Bytes by kind, `flops` and `seconds_at_peak` of the run's mean step."""
+        whole = self.bytes_by_kind | {"flops": self.amount("flops"), "seconds_at_peak": self.seconds_at_peak}
+        return {kind: amount / self.result.num_steps for kind, amount in whole.items()}
 
     def facts(self) -> dict[str, Any]:
         """Steps, bytes and shares of the peaks, JSON-ready."""
@@ -190,14 +201,15 @@ class Work:
         return self.visits / self.result.num_steps if self.result.num_steps else 0.0
 
     def decode_step(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds by resource, and bytes by kind, of a pure decode step of the average batch and context.
+        """Seconds by resource, and bytes by kind, `flops` and `seconds_at_peak`, of a pure decode step of the average
+        batch and context.
 
         The host's part, and that of drafting, is what it was on average in the run.
         """
         batch = self.decode_batch
         seconds = dict.fromkeys(RESOURCES, 0.0)
         if not self.decodes:
-            return seconds, dict.fromkeys(KINDS, 0.0)
+            return seconds, dict.fromkeys(MOVED, 0.0)
         cost = self._cost
         tokens = batch * self.tokens_per_visit
         split = _between(cost.linear, tokens) + _between(cost.head, tokens)
@@ -215,7 +227,7 @@ class Work:
             split[RESOURCES.index("launch")] += float(row["decode_fixed"])
         for resource in (HOST, DRAFT):
             split[resource] += self.result.time_by_resource[resource] / self.result.num_steps
-        return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_bytes(batch)
+        return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_moved(batch)
 
     def mean_step(self) -> dict[str, float]:
         """Seconds by resource of the run's mean step, from its start to its tokens: through all pipeline stages."""
@@ -224,8 +236,8 @@ class Work:
         through[HOST] = 1.0
         return dict(zip(RESOURCES, (mean * through).tolist(), strict=True))
 
-    def _decode_bytes(self, batch: float) -> dict[str, float]:
-        moved = dict.fromkeys(KINDS, 0.0)
+    def _decode_moved(self, batch: float) -> dict[str, float]:
+        moved = dict.fromkeys(MOVED, 0.0)
         for operator in self.operators:
             keys = batch * self.decode_keys(operator.window) / self.decodes
             tokens = batch * self.tokens_per_visit
@@ -233,8 +245,11 @@ class Work:
             if operator.per in sums:
                 sums = operator.routed(sums)
                 times = operator.count * self._passes(operator)
-                for kind in KINDS:
+                for kind in (*KINDS, "flops"):
                     moved[kind] += times * float(evaluate(getattr(operator, kind), sums))
+                if operator.flops:
+                    flops = times * float(evaluate(operator.flops, sums))
+                    moved["seconds_at_peak"] += flops / peak_flops(self.result.scenario.hardware, operator)
         return moved
 
     def preempted_time(self) -> float:
