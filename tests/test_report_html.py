@@ -174,6 +174,10 @@ const errors = []; window.addEventListener("error", (e) => errors.push(e.message
 window.addEventListener("load", () => setTimeout(() => {
   const boxes = [...document.querySelectorAll("svg")].map((s) => s.getBoundingClientRect());
   const sizes = boxes.map((r) => [r.width, r.height]);
+  const outside = [...document.querySelectorAll("svg text")].filter((t) => {
+    const text = t.getBoundingClientRect(), box = t.ownerSVGElement.getBoundingClientRect();
+    return text.left < box.left - 1 || text.right > box.right + 1 || text.bottom > box.bottom + 1;
+  }).map((t) => t.textContent);
   const table = [...document.querySelectorAll("table")].find((t) => t.caption.textContent.startsWith("Loads"));
   const column = () => [...table.tBodies[0].rows].map((r) => Number(r.cells[0].dataset.v));
   const button = table.querySelector("th button");
@@ -182,7 +186,7 @@ window.addEventListener("load", () => setTimeout(() => {
   const sorted = button.parentElement.getAttribute("aria-sort");
   const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
   document.body.innerHTML = "";
-  document.body.dataset.found = JSON.stringify({errors, sizes, before, up, down, sorted, wide, focused});
+  document.body.dataset.found = JSON.stringify({errors, sizes, before, up, down, sorted, wide, focused, outside});
 }, 0));
 </script>"""
 
@@ -192,7 +196,7 @@ window.addEventListener("load", () => setTimeout(() => {
 @pytest.mark.parametrize("verb", SECTIONS)
 @pytest.mark.parametrize("width", [500, 1200])
 def test_in_a_real_browser(pages, tmp_path, width, verb):
-    """No errors, every plot has a size, tables sort both ways, nothing is wider than the screen."""
+    """No errors, plots have a size and hold their words, tables sort both ways, nothing is wider than the screen."""
     checked = tmp_path / "checked.html"
     checked.write_text(pages[verb].read_text().replace("<head>", "<head>" + CHECK))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -209,6 +213,7 @@ def test_in_a_real_browser(pages, tmp_path, width, verb):
     assert found["down"] == sorted(found["before"], reverse=True)
     assert found["sorted"] == "descending"
     assert found["focused"]
+    assert found["outside"] == []
     assert not found["wide"]
 
 

@@ -88,7 +88,7 @@ def prices_apart(cost: dict[str, Any]) -> list[dict[str, Any]]:
     """A table of what prompt, cached and output tokens cost; none if prices are not known."""
     apart = cost["usd_per_million_apart"]
     rows = [[f"{kind.replace('_', ' ')} tokens", *usd] for kind, usd in apart.items() if usd]
-    return [table("USD per million tokens, by the time spent on each", ["tokens", "low", "high"], rows)] if rows else []
+    return [table("USD per million tokens, by time spent", ["tokens", "low", "high"], rows)] if rows else []
 
 
 def attainment(briefing: dict[str, Any]) -> dict[str, Any]:

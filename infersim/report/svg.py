@@ -210,18 +210,18 @@ def bar(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) -
 def bars(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) -> str:
     """A horizontal bar for each part, to the left of a common line if it is below 0, with its name and value."""
     least, most = (pick([0.0, *(value for _, value in parts)]) for pick in (min, max))
-    names, room = 168, 74  # for the names at the left, and for a value beyond the end of its bar
+    texts = [f"{_signed(value)} {unit}" for _, value in parts]
+    names, room = 168, 10 + 7 * max(map(len, texts), default=0)  # for names at the left, for values beyond their bars
     left, right = names + (room if least < 0 else 0), WIDTH - (room if most > 0 else 4)
     scale = (right - left) / ((most - least) or 1.0)
     zero, drawn = left - least * scale, []
-    for i, (name, value) in enumerate(parts):
+    for i, ((name, value), text) in enumerate(zip(parts, texts, strict=True)):
         y, width = 8 + 24 * i, abs(value) * scale
         x, end, anchor = (zero - width, zero - width - 4, "end") if value < 0 else (zero, zero + width + 4, "start")
         kind = 1 if value > 0 else 2
         drawn.append(f'<text class="tick" x="{names - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
         drawn.append(f'<rect class="part c{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="18"/>')
-        text = f"{_signed(value)} {escape(unit)}"
-        drawn.append(f'<text class="tick" x="{end:.1f}" y="{y + 13}" text-anchor="{anchor}">{text}</text>')
+        drawn.append(f'<text class="tick" x="{end:.1f}" y="{y + 13}" text-anchor="{anchor}">{escape(text)}</text>')
     bottom = 8 + 24 * len(parts)
     drawn.append(f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="2" y2="{bottom}"/>')
     return _svg(title, about, "".join(drawn), bottom + 4)
