@@ -16,7 +16,7 @@ from infersim.planning.search import plan, search
 from infersim.run import run
 from infersim.spec.errors import InputError
 from infersim.spec.plan import load_plan, parallelisms
-from infersim.spec.scenario import load_scenario
+from infersim.spec.scenario import build_scenario, load_scenario
 
 SMALL = {
     "model": "Llama-3.1-8B",
@@ -220,6 +220,7 @@ def test_a_single_candidate_is_the_scenario(small):
     data = {key: value for key, value in SMALL.items() if key not in ("candidates", "max_gpus")}
     other = path.with_name("scenario.yaml")
     other.write_text(yaml.safe_dump(data | {"hardware": "h100-sxm"}))
+    assert build_scenario(answer["best"]["scenario"], "best") == deployed(scenario, 1, 20, 0)
     runs = [measure(run(load_scenario(other, [f"simulation.seed={seed}"]))[0]) for seed in range(4)]
     assert answer["best"]["metrics"]["p99_ttft_ms"] == pytest.approx(sum(r["p99_ttft_ms"] for r in runs) / 4)
 

@@ -232,6 +232,20 @@ def test_the_timeline_is_the_engine_s(name):
     assert lines["kv_usage"].mean() == pytest.approx(blocks, rel=0.05)
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_at_work_are_those_with_a_request(replicas):
+    """What counting them at many moments gives."""
+    settings = ["workload.num_requests=200", "workload.request_rate=1", f"cluster.replicas={replicas}"]
+    result = run(load_scenario("llama-8b-h100", settings))[0]
+    r, lines = result.requests, timeline(result)
+    half = (lines["time"][1] - lines["time"][0]) / 2
+    moments = np.linspace(lines["time"][0] - half, lines["time"][-1] + half, 20_001)
+    active = (r["scheduled"][:, None] <= moments) & (moments < r["last_token"][:, None])
+    count = sum(active[r["replica"] == k].any(axis=0) for k in range(replicas))
+    assert lines["replicas"].mean() == pytest.approx(count.mean(), rel=0.01)
+    assert 0 < lines["replicas"].mean() < lines["replicas"].max() <= replicas + 1e-9
+
+
 def test_the_curve_rises_to_a_knee():
     """Throughput and latency grow with the load; the curve ends in saturation; the knee is before it."""
     curve = load_curve(load_scenario("llama-8b-h100"))
