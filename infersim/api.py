@@ -68,11 +68,16 @@ def sweep(
     settings: Settings | None = None,
     out: str | Path | None = None,
     workers: int = -1,
+    executor: str = "local",
+    address: str | None = None,
 ) -> list[dict[str, Any]]:
-    """One flat row per point of the grid `over`, ready for pandas.DataFrame; with `out` it can be interrupted."""
+    """One flat row per point of the grid `over`, ready for pandas.DataFrame; with `out` it can be interrupted.
+
+    executor: local, or ray for the cluster at `address`.
+    """
     from .planning.grid import as_overrides
     from .planning.sweep import rows
     from .planning.sweep import sweep as run_sweep
 
     folder = None if out is None else Path(out)
-    return list(rows(run_sweep(scenario, over, as_overrides(settings or {}), folder, workers)))
+    return list(rows(run_sweep(scenario, over, as_overrides(settings or {}), folder, workers, executor, address)))

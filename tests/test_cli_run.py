@@ -194,6 +194,17 @@ def test_too_little_memory_is_one_line(scenario, monkeypatch):
     assert outcome.stderr.startswith("not enough memory")
 
 
+@pytest.mark.parametrize("module", ["typer", "numpy"])
+def test_an_interruption_while_it_is_loading_is_one_line(scenario, tmp_path, module):
+    """Ctrl-C during an import, before or inside the verb: no traceback, exit code 130."""
+    (tmp_path / f"{module}.py").write_text("import os, time\nos.kill(os.getpid(), 2)\ntime.sleep(9)")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "infersim", "run", scenario()]
+    environment = {**os.environ, "PYTHONPATH": path}
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (130, "", "interrupted\n")
+
+
 def test_a_reader_that_leaves_is_no_traceback(scenario):
     command = f"{sys.executable} -m infersim run {scenario()} --json | head -c 10"
     outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)

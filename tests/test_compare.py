@@ -18,17 +18,19 @@ from infersim.explain.attribution import (
     divide_sum,
     latency_terms,
     log_mean,
+    phase_of,
     ratio_factors,
+    row_of,
     throughput_terms,
     total,
 )
 from infersim.explain.change import by_row
-from infersim.explain.techniques import FEWER_BYTES, FEWER_STEPS, label
+from infersim.explain.techniques import FEWER_BYTES, FEWER_STEPS, TECHNIQUES, TILED, label, technique_of
 from infersim.metrics.latency import measure
 from infersim.planning.compare import compare, load_compared
 from infersim.run import run
 from infersim.spec.errors import InputError
-from infersim.spec.scenario import load_scenario
+from infersim.spec.scenario import Scenario, load_scenario
 from infersim.workload.build import build_requests
 
 POSITIVE = st.floats(1e-6, 1e6)
@@ -105,7 +107,7 @@ def simulated():
 
     def get(base, change=None):
         if (base, change) not in cache:
-            name, settings = BASES[base]
+            name, settings = TECHNIQUE_BASES[base]
             scenario = load_scenario(name, [*settings, *([change] if change else [])])
             cache[base, change] = run(scenario)[0]
         return cache[base, change]
@@ -148,6 +150,98 @@ def test_terms_are_what_re_simulation_finds(simulated, base, change):
         if abs(parts[resource]) > 0.02 * before:
             assert math.copysign(1, found) == math.copysign(1, parts[resource]), resource
             assert abs(parts[resource]) >= 0.5 * abs(found), resource
+
+
+# What each technique works through: rows or phases of the division
+TECHNIQUE_BASES = {
+    **BASES,
+    "alone": ("llama-8b-h100", ["workload.num_requests=50", "workload.request_rate=inf", "workload.max_concurrency=1"]),
+    "busy": ("llama-8b-h100", ["workload.num_requests=1500", "workload.request_rate=18"]),
+    "tight": ("llama-8b-h100", ["workload.num_requests=600", "workload.request_rate=12", "engine.max_model_len=16384",
+                                "engine.num_gpu_blocks_override=2000"]),
+    "long": ("llama-8b-h100", ["workload.num_requests=300", "workload.request_rate=4", "workload.input_tokens=4000",
+                               "engine.max_model_len=16384", "engine.num_gpu_blocks_override=1500",
+                               "engine.max_num_batched_tokens=2048"]),
+    "chunks": ("llama-8b-h100", ["workload.num_requests=600", "workload.request_rate=18", "workload.input_tokens=1500",
+                                 "engine.max_num_batched_tokens=2048", "engine.max_model_len=2048"]),
+    "chats": ("llama-8b-h100", ["workload.num_requests=600", "workload.request_rate=4", "workload.turns=4",
+                                "workload.think_time=2"]),
+    "sglang": ("llama-8b-h100", ["workload.num_requests=1500", "workload.request_rate=18",
+                                 "engine.preset=sglang-0.5"]),
+    "experts": ("llama-70b-4xh100", ["model=Mixtral-8x7B-v0.1", *CLOSED]),
+    "latent": ("llama-70b-4xh100", ["model=DeepSeek-V3", "hardware=h200-sxm", "parallelism={tensor: 8}",
+                                    "precision=null", *CLOSED]),
+}  # fmt: skip
+TECHNIQUE_PAIRS = [
+    ("8b", "precision.activations=fp32", {"weights", "activations", "compute"}),
+    ("alone", "early_exit={exit_layers: [8, 16], shares: [0.3, 0.4]}", {"weights"}),
+    ("8b", "early_exit={exit_layers: [16], shares: [0.4], policy: leave_alone}", {"weights"}),
+    ("70b", "parallelism.pipeline=2", {"collectives", "launch", "interference", "prefill"}),
+    ("experts", "parallelism={tensor: 1, attention_data: 4}", {"weights", "compute"}),
+    ("experts", "parallelism={tensor: 4, expert: 4}", {"weights", "compute"}),
+    ("latent", "parallelism={tensor: 8, context: 2}", {"collectives"}),
+    ("chats", "engine.enable_prefix_caching=false", {"interference", "prefill"}),
+    ("busy", "engine.max_num_seqs=16", {"queue"}),
+    ("busy", "engine.max_num_batched_tokens=1024", {"interference", "prefill"}),
+    ("busy", "engine.long_prefill_token_threshold=512", {"interference", "prefill"}),
+    ("chunks", "engine.enable_chunked_prefill=false", {"queue", "interference"}),
+    ("sglang", "engine.enable_mixed_chunk=true", {"interference", "prefill"}),
+    ("busy", "engine.gpu_memory_utilization=0.28", {"queue", "preemption"}),
+    ("tight", "engine.num_gpu_blocks_override=3000", {"queue", "preemption"}),
+    ("tight", "engine.block_size=64", {"queue", "preemption"}),
+    ("tight", "engine.watermark=0.2", {"queue", "preemption"}),
+    ("long", "engine.scheduler_reserve_full_isl=false", {"queue"}),
+    ("8b", "engine.async_scheduling=false", {"host"}),
+    ("alone", "engine.host_step_time=0.03", {"host"}),
+    ("8b", "engine.worker_step_time=0.003", {"host"}),
+    ("8b", "engine.preset=vllm-0.11", {"host"}),
+    ("busy", "cluster.replicas=2", {"interference", "decode"}),
+    ("8b", "model=Llama-3.2-3B", {"weights", "compute"}),
+]
+
+
+@pytest.mark.parametrize(("base", "change", "through"), TECHNIQUE_PAIRS)
+def test_a_technique_works_through_its_terms(simulated, base, change, through):
+    """One setting changed and re-simulated: the terms that its mechanism acts on have the sign of what comes out, and
+    at least half its size."""
+    a, b = simulated(base), simulated(base, change)
+    found = (measure(b)["mean_e2el_ms"] - measure(a)["mean_e2el_ms"]) / 1e3
+    parts = divide_sum(latency_terms(a), latency_terms(b))
+    assert math.fsum(by_row(parts).values()) == pytest.approx(found, rel=1e-6)
+    mine = math.fsum(
+        math.fsum(factors.values()) for term, factors in parts.items() if {row_of(term), phase_of(term)} & through
+    )
+    assert abs(found) > 0.002 * measure(a)["mean_e2el_ms"] / 1e3
+    assert math.copysign(1, mine) == math.copysign(1, found)
+    assert abs(mine) >= 0.5 * abs(found)
+
+
+@pytest.mark.parametrize(("base", "change", "through"), [pair for pair in TECHNIQUE_PAIRS if "early_exit" in pair[1]])
+def test_early_exit_is_fewer_bytes(simulated, base, change, through):
+    """Its gain is bytes of weights that are not read, its cost those of the exits' heads: as much as re-simulating with
+    its prices of weights finds."""
+    a, b = simulated(base), simulated(base, change)
+    one, other = deployment_of(a.scenario).step_cost(), deployment_of(b.scenario).step_cost()
+    found = _mean_e2el(a, _with_price_of(one, other, "weights")) - measure(a)["mean_e2el_ms"] / 1e3
+    parts = divide_sum(latency_terms(a), latency_terms(b))
+    assert by_row(parts)["weights"] == pytest.approx(found, rel=0.1)
+    factors = parts["weights.decode"]
+    assert abs(factors["bytes per step"]) > 0.9 * abs(math.fsum(factors.values()))
+
+
+def test_every_technique_has_a_pair():
+    """At least one pair above for each; each one's setting is a key of a scenario."""
+    changes = [*CHANGES, *(change for _, change, _ in TECHNIQUE_PAIRS)]
+    settings = [change.partition("=")[0] for change in changes]
+    inner = [f"parallelism.{key}" for change in changes for key in ("attention_data", "expert", "context")
+             if f"{key}:" in change]  # fmt: skip
+    covered = {found.name for setting in [*settings, *inner] if (found := technique_of(setting))}
+    chosen = [technique for technique in TECHNIQUES if technique.setting != TILED]
+    assert covered >= {technique.name for technique in chosen}
+    for technique in chosen:
+        section, _, key = technique.setting.partition(".")
+        kind = Scenario.model_fields[section].annotation
+        assert not key or any(name.startswith(key) for name in kind.model_fields), technique.setting
 
 
 ATTENTION = {

@@ -50,6 +50,11 @@ def test_public_names():
         _ = infersim.calibrat
 
 
+def test_the_reference_is_what_the_schema_says():
+    """docs/reference.md is `infersim show reference > docs/reference.md`."""
+    assert (DOCS / "reference.md").read_text() == reference()
+
+
 def test_reference_has_every_key():
     """Each key of a scenario and of its sections, each section linked."""
     text = reference()

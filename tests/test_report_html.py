@@ -9,6 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
@@ -17,7 +18,8 @@ from infersim.explain.summary import summarize
 from infersim.metrics.timeline import timeline
 from infersim.planning.briefing import brief
 from infersim.planning.outlook import load_curve, what_if
-from infersim.report.html import render_report
+from infersim.report.html import render_page
+from infersim.report.sections import run_page
 from infersim.report.svg import Mark, Series, axis, bar, chart, short
 from infersim.run import run
 from infersim.spec.scenario import load_scenario
@@ -25,14 +27,33 @@ from infersim.spec.scenario import load_scenario
 FEW = ["--set", "workload.num_requests=300"]
 
 
+PLAN = {
+    "model": "Llama-3.1-8B",
+    "workload": {"request_rate": 20, "num_requests": 300, "input_tokens": 500, "output_tokens": {"uniform": [50, 150]}},
+    "slo": {"p99_ttft_ms": 500, "p99_tpot_ms": 40},
+    "max_gpus": 2,
+    "candidates": {"hardware": ["l40s", "a100-sxm-80gb", "h100-sxm"]},
+}  # fmt: skip
+VARIANTS = ["--set", "workload.num_requests=300", "--set", "workload.num_requests=300,precision.kv_cache=fp8"]
+
+
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """The path of a report of a scenario with an SLO and replications."""
-    path = tmp_path_factory.mktemp("report") / "r.html"
-    more = ["--set", "simulation.replications=3", "--report", str(path)]
-    outcome = CliRunner().invoke(app, ["run", "llama-70b-4xh100", *FEW, *more])
-    assert outcome.exit_code == 0, outcome.output
-    return path
+def pages(tmp_path_factory):
+    """Verb -> the path of its report: a run with an SLO and replications, a plan, a comparison of three."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN))
+    commands = {
+        "run": ["run", "llama-70b-4xh100", *FEW, "--set", "simulation.replications=3"],
+        "plan": ["plan", str(folder / "plan.yaml")],
+        "compare": ["compare", "llama-8b-h100", *VARIANTS],
+    }
+    found = {}
+    for verb, command in commands.items():
+        found[verb] = folder / f"{verb}.html"
+        outcome = CliRunner().invoke(app, [*command, "--report", str(found[verb])])
+        assert outcome.exit_code == 0, outcome.output
+        assert f"{found[verb]}\n" in outcome.output
+    return found
 
 
 class Outline(html.parser.HTMLParser):
@@ -58,26 +79,36 @@ class Outline(html.parser.HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_nothing(page):
+SECTIONS = {
+    "run": ("Answer", "SLO attainment", "Latency", "Load", "Memory", "Over time", "Where the time goes", "What if",
+            "What it rests on", "Inputs and commands"),
+    "plan": ("Answer", "Best and runner-up", "Candidates", "Latency", "Load", "Memory", "Over time",
+             "Where the time goes", "What if", "What it rests on", "Search", "Inputs and commands"),
+    "compare": ("Answer", "Why B differs", "Why C differs", "Metrics side by side", "Latency", "Load", "Memory",
+                "Where the time goes", "What if", "What it rests on", "Inputs and commands"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", SECTIONS)
+def test_the_page_is_whole_and_needs_nothing(pages, verb):
     """Well formed; no address of anything else, no loaded file; every section is there."""
-    text = page.read_text()
+    text = pages[verb].read_text()
     outline = Outline()
     outline.feed(text)
     assert outline.open == []
     assert not re.search(r'(src|href)="(?!#)', text)
     assert "url(" not in text
     assert "@import" not in text
-    for title in ("Answer", "SLO attainment", "Latency", "Load", "Memory", "Over time", "Where the time goes",
-                  "What if", "What it rests on", "Inputs and commands"):  # fmt: skip
-        assert f">{title}</h2>" in text, title
-    for words in ("vllm serve", "vllm bench serve", "infersim run llama-70b-4xh100", "prefers-color-scheme: dark",
+    assert tuple(re.findall(r"<h2[^>]*>(.*?)</h2>", text)) == SECTIONS[verb]
+    for words in ("vllm serve", "vllm bench serve", f"infersim {verb} ", ">knee", "prefers-color-scheme: dark",
                   "@media print", 'lang="en"'):  # fmt: skip
         assert words in text, words
 
 
-def test_every_chart_has_words(page):
+@pytest.mark.parametrize("verb", SECTIONS)
+def test_every_chart_has_words(pages, verb):
     """Each picture has a role, a title and a description; each table a caption and heads with a scope."""
-    text = page.read_text()
+    text = pages[verb].read_text()
     charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(charts) >= 12
     ids = re.findall(r'id="([^"]+)"', text)
@@ -91,12 +122,23 @@ def test_every_chart_has_words(page):
     assert all("<caption>" in table and 'scope="col"' in table for table in tables)
 
 
+def test_a_plan_that_nothing_can_serve_has_a_report(tmp_path):
+    """By a floor, and by simulation: what forbids it, and what was tried."""
+    for limit, tried in ((1, False), (20, True)):
+        path, page = tmp_path / "plan.yaml", tmp_path / "page.html"
+        path.write_text(yaml.safe_dump(PLAN | {"slo": {"p99_ttft_ms": limit}, "max_gpus": 1}))
+        assert CliRunner().invoke(app, ["plan", str(path), "--report", str(page)]).exit_code == 1
+        text = page.read_text()
+        assert "No deployment holds the SLO" in text
+        assert (">Candidates</h2>" in text) == tried
+
+
 def test_what_the_user_wrote_is_text(tmp_path):
     """A name from the scenario is shown, never run."""
     scenario = load_scenario("llama-8b-h100", ["workload.num_requests=20"])
     hardware = scenario.hardware.model_copy(update={"name": "<script>alert(1)</script>"})
     results = run(scenario.model_copy(update={"hardware": hardware}))
-    text = render_report(brief(results, summarize(results)), results[0].scenario, ["infersim", "run", "<b>"])
+    text = render_page(run_page(brief(results, summarize(results)), results[0].scenario, ["infersim", "run", "<b>"]))
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
 
@@ -114,7 +156,7 @@ def test_what_the_user_wrote_is_text(tmp_path):
 def test_odd_runs_have_a_report(settings):
     """One request, one token, saturation, a closed loop, two replicas."""
     results = run(load_scenario("llama-8b-h100", settings))
-    text = render_report(brief(results, summarize(results)), results[0].scenario, ["infersim"])
+    text = render_page(run_page(brief(results, summarize(results)), results[0].scenario, ["infersim"]))
     assert "</html>" in text
 
 
@@ -132,26 +174,31 @@ const errors = []; window.addEventListener("error", (e) => errors.push(e.message
 window.addEventListener("load", () => setTimeout(() => {
   const boxes = [...document.querySelectorAll("svg")].map((s) => s.getBoundingClientRect());
   const sizes = boxes.map((r) => [r.width, r.height]);
-  const table = [...document.querySelectorAll("table")].find((t) => t.caption.textContent === "Loads");
+  const outside = [...document.querySelectorAll("svg text")].filter((t) => {
+    const text = t.getBoundingClientRect(), box = t.ownerSVGElement.getBoundingClientRect();
+    return text.left < box.left - 1 || text.right > box.right + 1 || text.bottom > box.bottom + 1;
+  }).map((t) => t.textContent);
+  const table = [...document.querySelectorAll("table")].find((t) => t.caption.textContent.startsWith("Loads"));
   const column = () => [...table.tBodies[0].rows].map((r) => Number(r.cells[0].dataset.v));
   const button = table.querySelector("th button");
+  button.focus(); const focused = document.activeElement === button && button.tabIndex === 0;
   const before = column(); button.click(); const up = column(); button.click(); const down = column();
   const sorted = button.parentElement.getAttribute("aria-sort");
   const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
-  const time = performance.getEntriesByType("navigation")[0].domComplete;
   document.body.innerHTML = "";
-  document.body.dataset.found = JSON.stringify({errors, sizes, before, up, down, sorted, wide, time});
+  document.body.dataset.found = JSON.stringify({errors, sizes, before, up, down, sorted, wide, focused, outside});
 }, 0));
 </script>"""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed (Debian: apt install chromium)")
+@pytest.mark.parametrize("verb", SECTIONS)
 @pytest.mark.parametrize("width", [500, 1200])
-def test_in_a_real_browser(page, tmp_path, width):
-    """No errors, every plot has a size, tables sort both ways, nothing is wider than the screen, open in a second."""
+def test_in_a_real_browser(pages, tmp_path, width, verb):
+    """No errors, plots have a size and hold their words, tables sort both ways, nothing is wider than the screen."""
     checked = tmp_path / "checked.html"
-    checked.write_text(page.read_text().replace("<head>", "<head>" + CHECK))
+    checked.write_text(pages[verb].read_text().replace("<head>", "<head>" + CHECK))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                "--disable-background-networking", "--disable-component-update", "--disable-sync",
                f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--enable-logging=stderr",
@@ -165,8 +212,9 @@ def test_in_a_real_browser(page, tmp_path, width):
     assert found["up"] == sorted(found["before"])
     assert found["down"] == sorted(found["before"], reverse=True)
     assert found["sorted"] == "descending"
+    assert found["focused"]
+    assert found["outside"] == []
     assert not found["wide"]
-    assert found["time"] < 1000
 
 
 @pytest.mark.parametrize("name", ["llama-8b-rtx-4090", "llama-70b-4xh100"])
@@ -182,6 +230,20 @@ def test_the_timeline_is_the_engine_s(name):
     assert lines["completions"].mean() * length == pytest.approx(1000)
     blocks = result.block_time / (result.memory.num_gpu_blocks - 1) / length
     assert lines["kv_usage"].mean() == pytest.approx(blocks, rel=0.05)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_at_work_are_those_with_a_request(replicas):
+    """What counting them at many moments gives."""
+    settings = ["workload.num_requests=200", "workload.request_rate=1", f"cluster.replicas={replicas}"]
+    result = run(load_scenario("llama-8b-h100", settings))[0]
+    r, lines = result.requests, timeline(result)
+    half = (lines["time"][1] - lines["time"][0]) / 2
+    moments = np.linspace(lines["time"][0] - half, lines["time"][-1] + half, 20_001)
+    active = (r["scheduled"][:, None] <= moments) & (moments < r["last_token"][:, None])
+    count = sum(active[r["replica"] == k].any(axis=0) for k in range(replicas))
+    assert lines["replicas"].mean() == pytest.approx(count.mean(), rel=0.01)
+    assert 0 < lines["replicas"].mean() < lines["replicas"].max() <= replicas + 1e-9
 
 
 def test_the_curve_rises_to_a_knee():

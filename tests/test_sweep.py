@@ -1,5 +1,6 @@
 """Sweeps: grids, and the same bytes however they are run or interrupted."""
 
+import contextlib
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -102,6 +104,32 @@ def test_wrong_points_are_all_named():
 
 def _bytes(folder):
     return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the workers in /proc")
+def test_ctrl_c_ends_all_processes_with_one_line(tmp_path):
+    """A terminal sends it to the workers too, here while they start: no traceback of theirs, none is left."""
+    command = [sys.executable, "-m", "infersim", "sweep", "llama-8b-h100", "--over", "workload.request_rate=1:60:1",
+               "--set", "workload.num_requests=20000", "--workers", "2", "--out", str(tmp_path / "cut")]  # fmt: skip
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **quiet)
+    while not _children(process.pid):
+        time.sleep(0.01)
+    time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "interrupted\n"
+    assert process.returncode == 130
+    for _ in range(100):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+            continue
+        return
+    pytest.fail("a worker is still there after 10 s")
+
+
+def _children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 @pytest.mark.slow

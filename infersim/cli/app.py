@@ -7,7 +7,7 @@ import sys
 import typer
 
 from . import calibrate, compare, plan, reproduce, run, show, sweep, validate
-from .guard import INTERRUPTED, WRONG_INPUT, quiet_stdout
+from .guard import WRONG_INPUT, quiet_stdout
 
 app = typer.Typer(
     help="How will this LLM deployment behave? A discrete-event simulator of inference serving.",
@@ -37,14 +37,12 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 
 
 def main() -> None:
-    """The installed command. Exit codes: 0 done, 1 an SLO or a claim missed, 2 wrong input, 130 interrupted."""
+    """Exit codes: 0 done, 1 an SLO or a claim missed, 2 wrong input, 130 interrupted."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # whoever started this has closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         app(prog_name="infersim")
-    except KeyboardInterrupt:  # before a verb could take care of it
-        sys.exit(INTERRUPTED)
     except OSError as error:  # a full disk behind stdout, say
         quiet_stdout()
         with contextlib.suppress(OSError):

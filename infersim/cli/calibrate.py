@@ -7,6 +7,7 @@ import typer
 from typer import Argument, Option
 
 from .guard import guarded
+from .options import Json, Overrides, Results, Server
 
 app = typer.Typer(help="Make predictions true for a device or a server that was measured.", no_args_is_help=True)
 
@@ -18,7 +19,7 @@ def device(
     device: Annotated[str, Option(help="cpu, cuda or cuda:N; default: the first GPU, else the CPU.")] = "",
     quick: Annotated[bool, Option("--quick", help="A third of the shapes, fewer repeats.")] = False,
     force: Annotated[bool, Option("--force", help="Replace PROFILE.yaml, and measure anew.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure a device with PyTorch's kernels and fit the efficiencies of its profile.
 
@@ -42,14 +43,9 @@ def device(
 @app.command("server")
 @guarded
 def server(
-    results: Annotated[
-        list[str],
-        Argument(metavar="RESULTS...", help="Benchmark results: vllm bench serve, aiperf, guidellm JSON or CSV."),
-    ],
-    scenario: Annotated[str, Option(help="Name or path of the scenario that describes the server.")],
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.max_num_seqs=512.")
-    ] = None,
+    results: Results,
+    scenario: Server,
+    overrides: Overrides = None,
     fit: Annotated[
         list[str] | None, Option(metavar="KIND", help="What to fit: step, sequence, request. Default: all three.")
     ] = None,
@@ -58,7 +54,7 @@ def server(
     ] = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the overheads there, for a scenario.")] = None,
     force: Annotated[bool, Option("--force", help="Replace FILE.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Fit host and engine overheads of a live server from its benchmark results, best at several rates.
 

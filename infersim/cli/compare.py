@@ -5,6 +5,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .guard import guarded
+from .options import Json, Report, as_words
 
 
 @guarded
@@ -14,19 +15,36 @@ def compare(
         list[str] | None,
         Option("--set", metavar="KEY=VALUE[,KEY=VALUE]", help="Of one scenario: a variant of it. Of several: in all."),
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    report: Report = None,
+    as_json: Json = False,
 ) -> None:
     """Compare scenarios under the same draws, and divide the difference among its causes.
 
     Several files are compared with the first. One file is compared with a variant of itself for each --set.
     """
-    from infersim.planning.compare import compare as compare_scenarios
-    from infersim.planning.compare import load_compared
+    from infersim.files import check_file
+    from infersim.planning.compare import compare_runs, load_compared, run_all
     from infersim.report.compare import print_comparison
     from infersim.report.files import to_json
 
-    document = compare_scenarios(load_compared(scenarios, settings or []))
+    if report is not None:
+        check_file(report, "--report")
+    compared = load_compared(scenarios, settings or [])
+    runs = run_all(compared)
+    document = compare_runs(compared, runs)
+    if report is not None:
+        from infersim.planning.briefing import brief
+        from infersim.report.compare_page import compare_page
+        from infersim.report.html import write_page
+
+        answers = [variant["answer"] for variant in document["variants"]]
+        briefings = [brief(results, answer) for results, answer in zip(runs, answers, strict=True)]
+        described = [scenario for _, scenario in compared]
+        command = ["infersim", "compare", *scenarios, *as_words(settings)]
+        write_page(report, compare_page(document, briefings, described, command))
     if as_json:
         print(to_json(document))
     else:
         print_comparison(document)
+        if report is not None:
+            print(f"written    {report}")

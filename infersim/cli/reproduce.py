@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from .guard import guarded
+from .options import Json
 
 FAILED = 1
 
@@ -15,7 +16,7 @@ def reproduce(
     ids: Annotated[
         list[str] | None, Argument(metavar="[ID]...", help="Claims or groups, e.g. bw.step sd lev.tab4.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     out: Annotated[Path | None, Option(metavar="DIR", help="Write reproduction.md and figures there.")] = None,
 ) -> int:
     """Recompute published numbers and compare. Exit code 1 if one is missed."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from .guard import INTERRUPTED, guarded, uninterrupted
+from .options import Json, Overrides, Report, as_words
 
 SLO_MISSED = 1
 
@@ -14,16 +15,14 @@ SLO_MISSED = 1
 @guarded
 def run(
     scenario: Annotated[str, Argument(help="Name or path of a scenario file; see `infersim show scenarios`.")],
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.max_num_seqs=512.")
-    ] = None,
+    overrides: Overrides = None,
     seed: Annotated[int | None, Option(help="Same as --set simulation.seed=N.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
     out: Annotated[Path | None, Option(metavar="DIR", help="Write result.json and requests.csv there.")] = None,
     save_detailed: Annotated[
         bool, Option("--save-detailed", help="Keep every inter-token gap, in DIR/itls.npz.")
     ] = False,
-    report: Annotated[Path | None, Option(metavar="FILE", help="Write one self-contained HTML page.")] = None,
+    report: Report = None,
     plots: Annotated[Path | None, Option(metavar="DIR", help="Write figures there, as PNG and SVG.")] = None,
     chrome_trace: Annotated[Path | None, Option(metavar="FILE", help="Write a trace that Perfetto opens.")] = None,
     export: Annotated[str | None, Option(help="Write vllm-bench, deployment or k8s files into --out DIR.")] = None,
@@ -65,7 +64,7 @@ def run(
             write_chrome_trace(chrome_trace, results[0])
             files.append(str(chrome_trace))
     if report is not None or plots is not None:
-        given = [word for text in overrides or [] for word in ("--set", text)]
+        given = as_words(overrides)
         given += [] if seed is None else ["--seed", str(seed)]
         files += _picture(results, document, report, plots, ["infersim", "run", scenario, *given])
     if as_json:
@@ -85,9 +84,10 @@ def _picture(
 
     files, briefing = [], brief(results, document)
     if report is not None:
-        from infersim.report.html import write_report
+        from infersim.report.html import write_page
+        from infersim.report.sections import run_page
 
-        write_report(report, briefing, results[0].scenario, command)
+        write_page(report, run_page(briefing, results[0].scenario, command))
         files.append(str(report))
     if plots is not None:
         from infersim.report.figures import write_figures

@@ -8,9 +8,9 @@ import typer
 from typer import Argument, Option
 
 from .guard import guarded
+from .options import Json, Overrides
 
 app = typer.Typer(help="Look up models, hardware, engines, workloads, scenarios, the schema.", no_args_is_help=True)
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 def _print_json(value: Any) -> None:
@@ -40,9 +40,7 @@ def model(
     name: Annotated[str, Argument(help="Catalogue name, or path of a config.json or its folder.")],
     hardware: Annotated[str | None, Option(help="Profile name or path: adds memory and floors.")] = None,
     tensor_parallel_size: Annotated[int, Option(help="GPUs that share each matrix.")] = 1,
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.preset=vllm-0.19.")
-    ] = None,
+    overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """A model's parameters, and on some hardware its KV blocks and floors."""
@@ -219,7 +217,7 @@ ENGINE_COLUMNS: dict[str, Any] = {
 @guarded
 def break_even(
     scenario: Annotated[str, Argument(help="Scenario name or path.")],
-    overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override.")] = None,
+    overrides: Overrides = None,
     context: Annotated[int, Option(min=1, help="Tokens of context of every sequence.")] = 1024,
     as_json: Json = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .guard import guarded
+from .options import Json, Overrides
 
 
 @guarded
@@ -15,9 +16,7 @@ def sweep(
         list[str],
         Option(metavar="KEY=VALUES", help="Values of a setting: 1,2,4 or start:stop:step or start:stop:*factor."),
     ],
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override at every point.")
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None, Option(metavar="DIR", help="Write each point there as it is done; run again to go on.")
     ] = None,
@@ -26,7 +25,7 @@ def sweep(
     address: Annotated[
         str | None, Option(help="Of the Ray cluster, e.g. 10.0.0.1:6379; default: the one here.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a scenario at every combination of some settings' values.
 

@@ -2,23 +2,19 @@
 
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from .guard import guarded
+from .options import Json, Overrides, Results, Server
 
 
 @guarded
 def validate(
-    results: Annotated[
-        list[str],
-        Argument(metavar="RESULTS...", help="Benchmark results: vllm bench serve, aiperf, guidellm JSON or CSV."),
-    ],
-    scenario: Annotated[str, Option(help="Name or path of the scenario that describes the server.")],
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.max_num_seqs=512.")
-    ] = None,
+    results: Results,
+    scenario: Server,
+    overrides: Overrides = None,
     skip: Annotated[int, Option(min=0, help="Leave out the first so many requests of each run (fitted ones).")] = 0,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """How far is the prediction from what a live server's benchmark measured?
 

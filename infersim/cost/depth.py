@@ -84,17 +84,22 @@ def with_early_exit(cost: StepCost, early_exit: EarlyExit, model: Model, max_num
             f" (got {early_exit.exit_layers[-1]})"
         )
     n = np.arange(1, min(max_num_seqs, len(cost.linear) - 1, len(cost.head) - 1) + 1)
+    depth, heads = passed(early_exit, model, n)
+    linear = cost.linear.copy()
+    linear[n] *= (depth + heads * cost.head[n].sum(axis=1) / linear[n].sum(axis=1))[:, None]
+    return replace(cost, linear=linear)
+
+
+def passed(early_exit: EarlyExit, model: Model, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of a pass of n sequences each: the mean share of the layers that it goes through, and exits' heads that it
+    computes."""
     depths = np.array([*early_exit.exit_layers, model.num_layers]) / model.num_layers
     ends = np.zeros((len(depths), len(n)))
     ends[-1] = 1.0
     if early_exit.policy == "wait_for_all":  # where the last of n sequences leaves
         ends = np.diff(np.cumsum(early_exit.token_shares)[:, None] ** n, axis=0, prepend=0.0)
     reached = ends[::-1].cumsum(axis=0)[::-1]  # passes that get to the end of each segment
-    linear, head = cost.linear.copy(), cost.head[n].sum(axis=1)
-    whole = linear[n].sum(axis=1)
-    stretch = (ends * depths[:, None]).sum(axis=0) + reached[:-1].sum(axis=0) * head / whole
-    linear[n] *= stretch[:, None]
-    return replace(cost, linear=linear)
+    return (ends * depths[:, None]).sum(axis=0), reached[:-1].sum(axis=0)
 
 
 def network_depths(network: Network) -> Depths:

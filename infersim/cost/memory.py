@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from infersim.models.architecture import Attention, Layer, Model, MoE
+from infersim.models.architecture import Attention, Layer, Model, MoE, counted
 from infersim.spec.engine import ResolvedEngine
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
@@ -114,11 +114,10 @@ def _longest(
     model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
 ) -> int:
     """`longest_sequence`, or 0 if not even one token fits."""
+    memory = _waterfall(model, hardware, precision, parallelism, engine)  # the same for every max_model_len
 
     def too_long(length: int) -> bool:
-        changed = replace(engine, max_model_len=length)
-        memory = _waterfall(model, hardware, precision, parallelism, changed)
-        return bool(_does_not_fit(model, hardware, changed, memory))
+        return bool(_does_not_fit(model, hardware, replace(engine, max_model_len=length), memory))
 
     if not too_long(engine.max_model_len):
         return engine.max_model_len
@@ -153,7 +152,7 @@ def _stage(
     left = parts.usable - weights - parts.overhead - sum(parts.activations.values()) - parts.graphs
 
     layers: Counter[Attention] = Counter()
-    for layer, count in Counter(model.layers[first:last]).items():
+    for layer, count in counted(model.layers[first:last]).items():
         layers[rank_layer(layer, parallelism).attention] += count
     width = BYTES[precision.kv_cache]
     kinds: Counter[int] = Counter()
@@ -217,7 +216,7 @@ def weight_bytes(
         tied_elsewhere = not model.lm_head_params and not has_first  # a tied table is on the first and the last stage
         params += rows * width * (bool(model.lm_head_params) or tied_elsewhere) + head // tensor + model.other_params
     stack = model.layers[first:last] + (model.encoder_layers if has_first else ())
-    layers = Counter(stack).items()
+    layers = counted(stack).items()
     # cos and sin per position, half a head each, one table for all layers with rotary positions
     rotary = {a.qk_rope_head_dim or a.head_dim for a in (layer.attention for layer, _ in layers) if a.rope}
     params += model.max_position_embeddings * sum(rotary)
@@ -253,7 +252,7 @@ def activation_terms(
     """
     width, tokens = BYTES[precision.activations], engine.max_num_batched_tokens
     hidden = {"hidden states": tokens * model.hidden_size * width}
-    layers = [rank_layer(layer, parallelism) for layer in dict.fromkeys(model.layers)]
+    layers = [rank_layer(layer, parallelism) for layer in counted(model.layers)]
     layer = max((_layer_terms(layer, model.hidden_size) for layer in layers), key=lambda terms: sum(terms.values()))
     forward = hidden | {name: tokens * elements * width for name, elements in layer.items()}
     logits = min(engine.max_num_seqs, tokens) * model.vocab_size

@@ -5,9 +5,7 @@ written by a kernel of its own (reshape_and_cache), logits for the last position
 device only its choice of kernels for quantised matrices appears here.
 """
 
-from collections import Counter
-
-from infersim.models.architecture import MLP, Layer, Linear, Model, MoE
+from infersim.models.architecture import MLP, Layer, Linear, Model, MoE, counted
 from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
@@ -36,7 +34,7 @@ def forward_pass(
     projections = [Linear("embedding_proj", model.embedding_size, h, parallel="replicated")] * 2
     projections = projections if model.embedding_size else []
     operators += [shape.gemm(linear, "other", 1) for linear in projections]
-    for layer, count in Counter(model.layers).items():
+    for layer, count in counted(model.layers).items():
         operators += _layer(layer, shape, count)
     operators += shape.collective("send", parallelism.pipeline - 1, parallelism.pipeline, h)
     norm_params = model.other_params - sum(linear.num_params for linear in projections)

@@ -19,7 +19,7 @@ Names of the same thing elsewhere:
 from dataclasses import replace
 from itertools import accumulate
 
-from infersim.models.architecture import Layer, Model, MoE
+from infersim.models.architecture import Layer, Model, MoE, counted
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
@@ -94,7 +94,7 @@ def _indivisible(model: Model, hardware: Hardware, parallelism: Parallelism) -> 
             f"parallelism.tensor: a node holds {node_size(hardware)} of {hardware.name}; must be at most that, or a"
             f" multiple (got {tensor})"
         )
-    layers = list(dict.fromkeys(model.layers))
+    layers = list(counted(model.layers))
     divided: dict[tuple[str, str, int], set[int]] = {}
 
     def divide(key: str, what: str, by: int, width: int) -> None:

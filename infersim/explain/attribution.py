@@ -139,7 +139,7 @@ def throughput_terms(result: Result) -> Terms:
     time of a step by resource."""
     work, throughput = Work(result), measure(result)["output_throughput"]
     steps, outputs = result.num_steps, work.output_tokens
-    moved = {kind: size / steps for kind, size in work.bytes_by_kind.items()}
+    moved = work.mean_moved
     terms: dict[str, dict[str, float]] = {}
     for name, seconds in zip(RESOURCES, result.time_by_resource.tolist(), strict=True):
         terms[name] = {"steps per output token": steps / outputs} | _step_factors(name, seconds / steps, moved, result)
@@ -148,7 +148,13 @@ def throughput_terms(result: Result) -> Terms:
 
 
 def _step_factors(name: str, seconds: float, moved: Mapping[str, float], result: Result) -> dict[str, float]:
-    """Seconds of a step as factors: bytes, seconds per byte at peak bandwidth, and how much longer it took."""
+    """Seconds of a step as factors: bytes or FLOPs, seconds per one at peak, and how much longer it took."""
+    if name == "compute" and seconds > 0 and moved["seconds_at_peak"] > 0:
+        return {
+            "FLOPs per step": moved["flops"],
+            "seconds per FLOP at peak": moved["seconds_at_peak"] / moved["flops"],
+            "1 / share of the peak FLOP/s": seconds / moved["seconds_at_peak"],
+        }
     if name not in moved or seconds <= 0 or moved[name] <= 0:
         return {"seconds per step": max(seconds, 0.0)}
     bandwidth = result.scenario.hardware.memory_bandwidth

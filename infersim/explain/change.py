@@ -8,10 +8,12 @@ from .attribution import NAMES, PHASES, phase_of, row_of
 NOTABLE = 0.05  # a part below this share of all gains and losses is not worth a word
 
 
-def explain_change(terms: dict[str, dict[str, float]], before: float, after: float, binding: str) -> dict[str, str]:
+def explain_change(
+    terms: dict[str, dict[str, float]], before: float, after: float, clear: bool | None, binding: str
+) -> dict[str, str]:
     """`why` and `break_even` of a difference in mean end-to-end latency (s), divided as attribution.divide_sum does.
 
-    binding: what binds after the change, as a text.
+    clear: whether it is above chance, None if nothing is drawn; binding: what binds after the change, as a text.
     """
     parts = by_row(terms)
     gains = {name: part for name, part in parts.items() if part < 0}
@@ -19,13 +21,20 @@ def explain_change(terms: dict[str, dict[str, float]], before: float, after: flo
     change = after - before
     if abs(change) < 1e-9 + 1e-6 * before:
         return {"why": "no difference: this workload does not feel the change", "break_even": ""}
-    word = "faster" if change < 0 else "slower"
-    size = f"{abs(change) / before:.1%} {word} per request"
+    size = how_much(before, after, clear)
     first, second = (gains, losses) if change < 0 else (losses, gains)
     why = f"{size}: {_phrase(first, terms)}"
     if _weight(second) > NOTABLE * _weight(first):
         why += f", against {_phrase(second, terms)}"
     return {"why": f"{why}; now binds: {binding}", "break_even": _break_even(gains, losses)}
+
+
+def how_much(before: float, after: float, clear: bool | None) -> str:
+    """A change of the time of a request, in words. clear: False if it may be chance."""
+    doubt = ", which may be chance" if clear is False else ""
+    if after >= 2 * before:
+        return f"{after / before:.3g} times as long per request{doubt}"
+    return f"{abs(after / before - 1):.1%} {'faster' if after < before else 'slower'} per request{doubt}"
 
 
 def _weight(parts: dict[str, float]) -> float:
@@ -36,7 +45,7 @@ def _phrase(parts: dict[str, float], terms: dict[str, dict[str, float]]) -> str:
     """The parts that matter, largest first, each with the factor that moved it."""
     ranked = sorted(parts, key=lambda name: -abs(parts[name]))[:3]
     notable = [name for name in ranked if abs(parts[name]) > NOTABLE * _weight(parts)]
-    return ", ".join(f"{NAMES[name]} {_signed(parts[name] * 1e3)} ms{_cause(name, terms)}" for name in notable)
+    return ", ".join(f"{NAMES[name]} {signed(parts[name] * 1e3)} ms{_cause(name, terms)}" for name in notable)
 
 
 def by_row(terms: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -56,7 +65,8 @@ def _cause(row: str, terms: dict[str, dict[str, float]]) -> str:
     return f" ({max(found, key=lambda cause: abs(found[cause]))})" if found else ""
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """A difference in three digits."""
     return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3g}"
 
 

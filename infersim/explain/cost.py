@@ -24,6 +24,14 @@ def num_gpus(scenario: Scenario) -> int:
     return sum(count for _, count in fleet(scenario))
 
 
+def usd_per_hour(scenario: Scenario) -> list[float] | None:
+    """What all accelerators cost, as [low, high]; None if a price is not known."""
+    prices = [(hardware.price, count) for hardware, count in fleet(scenario)]
+    if not all(price for price, _ in prices):
+        return None
+    return [sum(price.low * n for price, n in prices), sum(price.high * n for price, n in prices)]
+
+
 def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     """GPUs, USD per hour and per million tokens as [low, high], and energy; None where price or power is unknown.
 
@@ -33,10 +41,7 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     """
     gpus, prices = fleet(result.scenario), [hardware.price for hardware, _ in fleet(result.scenario)]
     output, total = metrics["output_throughput"], metrics["total_token_throughput"]
-    hourly = None
-    if all(prices):
-        pairs = list(zip(prices, (count for _, count in gpus), strict=True))
-        hourly = [sum(price.low * n for price, n in pairs), sum(price.high * n for price, n in pairs)]
+    hourly = usd_per_hour(result.scenario)
 
     def per_million(throughput: float | None, share: float = 1.0) -> list[float] | None:
         return [usd * share / HOUR / throughput * MILLION for usd in hourly] if hourly and throughput else None

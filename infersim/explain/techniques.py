@@ -22,6 +22,8 @@ class Technique:
     exact: bool | None
 
 
+TILED = "engine.attention"
+"""what every engine does, so that no key turns it off"""
 TECHNIQUES = (
     Technique("precision.weights", "weight format", FEWER_BYTES, "weights", False),
     Technique("precision.kv_cache", "KV cache format", FEWER_BYTES, "KV", False),
@@ -43,8 +45,10 @@ TECHNIQUES = (
     Technique("engine.long_prefill_token_threshold", "prefill chunk limit", FEWER_BYTES, "packing", True),
     Technique("engine.async_scheduling", "async scheduling", NEITHER, "host", True),
     Technique("engine.host", "host overhead", NEITHER, "host", True),
-    Technique("engine.attention", "tiled attention", FEWER_BYTES, "activations", True),
-    Technique("engine", "engine version", NEITHER, "host", True),
+    Technique(TILED, "tiled attention", FEWER_BYTES, "activations", True),
+    Technique("engine.worker", "host overhead", NEITHER, "host", True),
+    Technique("engine.enable_mixed_chunk", "mixed batches", FEWER_BYTES, "packing", True),
+    Technique("engine.preset", "engine version", NEITHER, "host", True),
     Technique("speculation", "speculative decoding", FEWER_STEPS, "steps", True),
     Technique("early_exit", "early exit", FEWER_BYTES, "depth", False),
     Technique("hardware", "another device", NEITHER, "device", True),

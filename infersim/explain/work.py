@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from infersim.cost.depth import passed, with_early_exit
 from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
@@ -17,6 +18,7 @@ from infersim.models.architecture import Model
 from infersim.models.catalog import load_model
 
 KINDS = ("weights", "kv", "activations")
+MOVED = (*KINDS, "flops", "seconds_at_peak")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,19 @@ class Work:
     @cached_property
     def _cost(self) -> StepCost:
         scenario, engine = self.result.scenario, self.result.engine
-        return compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        cost = compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        if scenario.early_exit is not None:
+            cost = with_early_exit(cost, scenario.early_exit, self.model, engine.max_num_seqs)
+        return cost
+
+    def _passes(self, operator: Operator) -> float:
+        """Times that a decode step goes through one of the operator's `count`: below 1 for layers behind an early exit,
+        above for the LM head, which each exit computes too."""
+        early_exit = self.result.scenario.early_exit
+        if early_exit is None or operator.per not in ("tokens", "sequences"):
+            return 1.0
+        depth, heads = passed(early_exit, self.model, np.array([self.decode_batch]))
+        return float(depth[0]) if operator.per == "tokens" else 1.0 + float(heads[0])
 
     @cached_property
     def _served(self) -> tuple[np.ndarray, np.ndarray]:
@@ -124,12 +138,18 @@ class Work:
 
     def amount(self, kind: str) -> float:
         """Bytes of `weights`, `kv`, `activations`, or `flops`, of the whole run on one GPU."""
-        total = 0.0
+        total, with_prompt = 0.0, self.steps_with_prompt
         for operator in self.operators:
             sums = self.routed(operator)
             if sums[operator.per] > 0:
-                total += operator.count * float(evaluate(getattr(operator, kind), sums))
+                passes = with_prompt + (1 - with_prompt) * self._passes(operator)
+                total += operator.count * passes * float(evaluate(getattr(operator, kind), sums))
         return total
+
+    @property
+    def steps_with_prompt(self) -> float:
+        """About the share of steps that hold a prompt."""
+        return min(1.0, len(self._served[0]) / max(self.result.num_steps, 1))
 
     @property
     def bytes_by_kind(self) -> dict[str, float]:
@@ -143,15 +163,25 @@ class Work:
         return moved / (busy * self.result.scenario.hardware.memory_bandwidth) if busy else None
 
     @property
+    def seconds_at_peak(self) -> float:
+        """Seconds that the FLOPs of the run take at the peak rate of each one's format."""
+        hardware = self.result.scenario.hardware
+        return sum(
+            operator.count * float(evaluate(operator.flops, self.routed(operator))) / peak_flops(hardware, operator)
+            for operator in self.operators
+            if operator.flops
+        )
+
+    @property
     def compute_share(self) -> float | None:
         """Share of the peak FLOP/s that the FLOPs took while the device was busy."""
-        hardware, busy = self.result.scenario.hardware, self.result.busy_time
-        seconds = 0.0
-        for operator in self.operators:
-            if operator.flops:
-                flops = operator.count * float(evaluate(operator.flops, self.routed(operator)))
-                seconds += flops / peak_flops(hardware, operator)
-        return seconds / busy if busy else None
+        return self.seconds_at_peak / self.result.busy_time if self.result.busy_time else None
+
+    @property
+    def mean_moved(self) -> dict[str, float]:
+        """Bytes by kind, `flops` and `seconds_at_peak` of the run's mean step."""
+        whole = self.bytes_by_kind | {"flops": self.amount("flops"), "seconds_at_peak": self.seconds_at_peak}
+        return {kind: amount / self.result.num_steps for kind, amount in whole.items()}
 
     def facts(self) -> dict[str, Any]:
         """Steps, bytes and shares of the peaks, JSON-ready."""
@@ -171,14 +201,15 @@ class Work:
         return self.visits / self.result.num_steps if self.result.num_steps else 0.0
 
     def decode_step(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds by resource, and bytes by kind, of a pure decode step of the average batch and context.
+        """Seconds by resource, and bytes by kind, `flops` and `seconds_at_peak`, of a pure decode step of the average
+        batch and context.
 
         The host's part, and that of drafting, is what it was on average in the run.
         """
         batch = self.decode_batch
         seconds = dict.fromkeys(RESOURCES, 0.0)
         if not self.decodes:
-            return seconds, dict.fromkeys(KINDS, 0.0)
+            return seconds, dict.fromkeys(MOVED, 0.0)
         cost = self._cost
         tokens = batch * self.tokens_per_visit
         split = _between(cost.linear, tokens) + _between(cost.head, tokens)
@@ -196,7 +227,7 @@ class Work:
             split[RESOURCES.index("launch")] += float(row["decode_fixed"])
         for resource in (HOST, DRAFT):
             split[resource] += self.result.time_by_resource[resource] / self.result.num_steps
-        return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_bytes(batch)
+        return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_moved(batch)
 
     def mean_step(self) -> dict[str, float]:
         """Seconds by resource of the run's mean step, from its start to its tokens: through all pipeline stages."""
@@ -205,16 +236,20 @@ class Work:
         through[HOST] = 1.0
         return dict(zip(RESOURCES, (mean * through).tolist(), strict=True))
 
-    def _decode_bytes(self, batch: float) -> dict[str, float]:
-        moved = dict.fromkeys(KINDS, 0.0)
+    def _decode_moved(self, batch: float) -> dict[str, float]:
+        moved = dict.fromkeys(MOVED, 0.0)
         for operator in self.operators:
             keys = batch * self.decode_keys(operator.window) / self.decodes
             tokens = batch * self.tokens_per_visit
             sums = {"step": 1.0, "tokens": tokens, "sequences": tokens, "decodes": batch, "decode_keys": keys}
             if operator.per in sums:
                 sums = operator.routed(sums)
-                for kind in KINDS:
-                    moved[kind] += operator.count * float(evaluate(getattr(operator, kind), sums))
+                times = operator.count * self._passes(operator)
+                for kind in (*KINDS, "flops"):
+                    moved[kind] += times * float(evaluate(getattr(operator, kind), sums))
+                if operator.flops:
+                    flops = times * float(evaluate(operator.flops, sums))
+                    moved["seconds_at_peak"] += flops / peak_flops(self.result.scenario.hardware, operator)
         return moved
 
     def preempted_time(self) -> float:

@@ -12,8 +12,8 @@ POINTS = 240
 def timeline(result: Result, points: int = POINTS) -> dict[str, Any]:
     """Columns f8[points] at equal distances over the run: `time` (s, the middle of each interval), the mean of
     `waiting` and `running` requests in it (a preempted one counts as running), `arrivals`, `completions` and
-    `output_tokens` per second, `kv_usage`, and `preempted`, requests per second that were preempted later, by when they
-    were first scheduled.
+    `output_tokens` per second, `kv_usage`, `replicas` that hold a request, and `preempted`, requests per second that
+    were preempted later, by when they were first scheduled.
 
     kv_usage is the share of the KV cache that the running requests' tokens take, each growing evenly while it decodes;
     None if a window frees blocks, since the records do not know them.
@@ -36,12 +36,25 @@ def timeline(result: Result, points: int = POINTS) -> dict[str, Any]:
         "preempted": _per_second(scheduled[(r["num_preemptions"] > 0) & np.isfinite(scheduled)], edges),
         "output_tokens": np.diff(_tokens_until(r, last, edges)) / width,
         "kv_usage": None,
+        "replicas": _mean_inside(*_at_work(result.replicas.visits), edges),
     }
     if not any(group.window for group in result.memory.kv_groups):
         memory = result.memory
         room = (memory.num_gpu_blocks - 1) * memory.block_size * max(1, len(np.unique(r["replica"])))
         lines["kv_usage"] = _kv_tokens(r, scheduled, last, lines["time"]) / room
     return lines
+
+
+def _at_work(visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f8[m], f8[m]: since when, and until when, a replica held requests without a break; of all replicas."""
+    visits = visits[(visits["scheduled"] >= 0) & (visits["last_token"] >= visits["scheduled"])]
+    visits = visits[np.lexsort((visits["scheduled"], visits["replica"]))]
+    apart = float(visits["last_token"].max(initial=0.0)) + 1.0
+    shift = visits["replica"] * apart  # each replica in a stretch of its own
+    start, end = visits["scheduled"] + shift, np.maximum.accumulate(visits["last_token"] + shift)
+    breaks = np.flatnonzero(start[1:] > end[:-1]) + 1
+    first, last = np.append(0, breaks)[: len(start)], np.append(breaks, len(start))[: len(start)] - 1
+    return (start - shift)[first], (end - shift)[last]
 
 
 def _mean_inside(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ asked for with a number of bytes per element.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -252,6 +252,14 @@ class Layer:
         return self._params(hidden_size, self.mlp.num_active_params(hidden_size))
 
 
+def counted(layers: Sequence[Layer]) -> Counter[Layer]:
+    """How often each layer occurs. Equal layers of a model are mostly one object: each object is hashed once."""
+    objects, counts = {id(layer): layer for layer in layers}, Counter()
+    for key, count in Counter(map(id, layers)).items():
+        counts[objects[key]] += count
+    return counts
+
+
 @dataclass(frozen=True)
 class Quantization:
     """How a checkpoint's matrices are stored (`quantization_config`); what that costs is priced elsewhere.
@@ -317,7 +325,7 @@ class Model:
         return self._total(lambda layer: layer.num_active_params(self.hidden_size))
 
     def _total(self, count: Callable[[Layer], int]) -> int:
-        layers = sum(count(layer) * times for layer, times in Counter(self.layers + self.encoder_layers).items())
+        layers = sum(count(layer) * times for layer, times in counted(self.layers + self.encoder_layers).items())
         return self.embedding_params + self.lm_head_params + self.other_params + layers
 
     def kv_bytes_per_token(self, element_bytes: float) -> float:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from infersim.cost.floors import NO_PREFILL, floor_itl, floor_ttft
-from infersim.cost.operator import evaluate
+from infersim.cost.floors import NO_PREFILL, decode_sums, prefill_sums, step_floor
+from infersim.cost.operator import Operator, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.deployment import Deployment, deployments_of
 from infersim.explain.work import decode_keys
+from infersim.spec.hardware import Hardware
 from infersim.spec.scenario import Scenario
+from infersim.spec.workload import Workload
 from infersim.workload.build import build_requests
 
 PERCENT = {"p50": 50, "median": 50, "p90": 90, "p95": 95, "p99": 99}
@@ -33,44 +35,66 @@ class Bounds:
         return [(key, self.latency[key], limit) for key, limit in limits.items() if self.latency.get(key, 0) > limit]
 
 
+class Lengths:
+    """Prompt and output tokens of a workload's requests: the same for all candidates, so that what these ask of them
+    is computed once.
+
+    at: statistic of a limit (p50, p99, ...) -> that percentile of prompts, and of outputs; mean -> the shortest prompt,
+    below which no mean floor is, and the mean output.
+    """
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        requests = build_requests(workload, seed, Path())
+        self.prompts, self.outputs = requests.prompt_tokens.astype("f8"), requests.output_tokens.astype("f8")
+        self.at = {"mean": (float(self.prompts.min()), float(self.outputs.mean()))}
+        for name, percent in PERCENT.items():
+            self.at[name] = float(np.percentile(self.prompts, percent)), float(np.percentile(self.outputs, percent))
+        self._decode_keys: dict[int, float] = {}
+
+    def decode_keys(self, window: int) -> float:
+        """Keys that a request's decode tokens see, on average, in layers of this window."""
+        if window not in self._decode_keys:
+            self._decode_keys[window] = float(decode_keys(self.prompts, self.outputs, window).mean())
+        return self._decode_keys[window]
+
+
 ANY_RATE = 1e6  # requests/s: above what anything does
 
 
-def bounds_of(scenario: Scenario) -> Bounds:
+def bounds_of(scenario: Scenario, lengths: Lengths) -> Bounds:
     """The bounds of one replica of the scenario; of a cluster of several kinds of replicas, which share the work of a
     request in their own way, none. InputError if it would not start."""
     deployment = deployments_of(scenario)[0][0]
     if len(scenario.cluster.groups) > 1:
         return Bounds(deployment, {}, ANY_RATE)
-    requests = build_requests(scenario.workload, scenario.simulation.seed, Path())
-    prompts, outputs = requests.prompt_tokens.astype("f8"), requests.output_tokens.astype("f8")
-    return Bounds(deployment, _latency(scenario, deployment, prompts, outputs), _rate(deployment, prompts, outputs))
+    operators = forward_pass(deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
+    latency = _latency(scenario, operators, deployment.hardware, lengths)
+    return Bounds(deployment, latency, _rate(deployment, operators, lengths))
 
 
-def _latency(scenario: Scenario, deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
+def _latency(scenario: Scenario, operators: list[Operator], hardware: Hardware, lengths: Lengths) -> dict[str, float]:
     """A request's ttft is at least its prompt's floor, its tpot a lone sequence's, which rise with the prompt: their
     percentiles are at least those floors of the prompts' percentiles. e2el likewise, by its output tokens."""
-    parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
+
+    def itl(context: int) -> float:
+        return step_floor(operators, hardware, decode_sums(context)) * 1e3
+
     floors = {}
     for key in scenario.slo.limits:
         statistic, metric, _ = key.split("_")
-        percent = PERCENT.get(statistic)
-        prompt, output = (
-            (float(x.min()), float(x.mean())) if percent is None else (float(np.percentile(x, percent)),) * 2
-            for x in (prompts, outputs)
-        )
+        prompt, output = lengths.at[statistic]
         if metric == "ttft":
-            floors[key] = floor_ttft(*parts, max(int(prompt[0]), 1)) * 1e3
+            floors[key] = step_floor(operators, hardware, prefill_sums(max(int(prompt), 1))) * 1e3
         elif metric == "tpot":
-            floors[key] = floor_itl(*parts, int(prompt[0])) * 1e3
+            floors[key] = itl(int(prompt))
         elif metric == "e2el":
-            floors[key] = (output[1] - 1) * floor_itl(*parts, 1) * 1e3
+            floors[key] = (output - 1) * itl(1)
         else:  # itl: pooled over tokens, of which no percentile is known
-            floors[key] = floor_itl(*parts, int(prompts.min())) * 1e3
+            floors[key] = itl(int(lengths.at["mean"][0]))
     return floors
 
 
-def _rate(deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> float:
+def _rate(deployment: Deployment, operators: list[Operator], lengths: Lengths) -> float:
     """Pipeline stages times data-parallel ranks, over the time that a request takes one of them at least.
 
     That time is its FLOPs at peak, or its bytes at peak bandwidth: its keys once per token, and its share of the
@@ -83,11 +107,12 @@ def _rate(deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> f
         deployment.memory,
         deployment.parallelism,
     )
-    decodes = float((outputs - 1).mean())
-    base = {"step": 0.0, "tokens": float((prompts + outputs - 1).mean()), "sequences": decodes + 1, "decodes": decodes}
+    decodes = float(lengths.outputs.mean()) - 1
+    tokens = float(lengths.prompts.mean()) + decodes
+    base = {"step": 0.0, "tokens": tokens, "sequences": decodes + 1, "decodes": decodes}
     compute = key_bytes = weights = 0.0
-    for op in forward_pass(deployment.model, hardware, deployment.precision, parallelism):
-        keys = float(decode_keys(prompts, outputs, op.window).mean())
+    for op in operators:
+        keys = lengths.decode_keys(op.window)
         sums = op.routed(base | NO_PREFILL | {"decode_keys": keys})
         weights += op.count * op.weights.get("step", 0.0)
         key_bytes += op.count * op.kv.get("decode_keys", 0.0) * keys
@@ -96,6 +121,6 @@ def _rate(deployment: Deployment, prompts: np.ndarray, outputs: np.ndarray) -> f
     steps = decodes / engine.max_num_seqs
     if not any(group.window for group in memory.kv_groups):
         room = memory.num_gpu_blocks * memory.block_size
-        steps = max(steps, float(decode_keys(prompts, outputs).mean()) / room)
+        steps = max(steps, lengths.decode_keys(0) / room)
     seconds = max(compute, (key_bytes + steps * weights) / hardware.memory_bandwidth, 1e-12)
     return parallelism.pipeline * parallelism.attention_data / seconds

@@ -6,11 +6,13 @@ import numpy as np
 
 from infersim.explain.cost import cost_of
 from infersim.explain.roofline import roofline
-from infersim.explain.summary import finite
+from infersim.explain.summary import finite, summarize
 from infersim.explain.work import Work
 from infersim.metrics.latency import attainment, latency_quantiles
 from infersim.metrics.result import Result
 from infersim.metrics.timeline import timeline
+from infersim.run import run
+from infersim.spec.scenario import Scenario, build_scenario
 
 from .outlook import MOST_REQUESTS, load_curve, what_if
 
@@ -20,7 +22,8 @@ SHARES = np.unique(np.concatenate([np.linspace(0, 0.9, 46), np.linspace(0.9, 0.9
 def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
     """JSON-ready: the answer of the run (explain.summary's document), and what surrounds it.
 
-    `cost`, `work`, `cdf` (shares and ms by metric), `attainment`, `timeline`, `roofline` of the first replication;
+    `cost`, `work`, `cdf` (shares and ms by metric), `attainment`, `timeline`, `replicas_there` (on average),
+    `roofline` of the first replication;
     `curve` (the same deployment at other loads) and `what_if` (other deployments), re-simulated.
     """
     first = results[0]
@@ -35,8 +38,20 @@ def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
         "cdf": cdf,
         "attainment": attainment(first),
         "timeline": {name: None if line is None else line.tolist() for name, line in timeline(first).items()},
+        "replicas_there": float(first.replicas.available.sum()) / first.end_time if first.end_time else None,
         "roofline": roofline(first),
         "curve": load_curve(first.scenario),
         "what_if": what_if(first.scenario),
         "most_requests": MOST_REQUESTS,
     })  # fmt: skip
+
+
+def brief_plan(document: dict[str, Any]) -> dict[str, tuple[Scenario, dict[str, Any]]]:
+    """`best` and `runner-up` of a plan's answer, those that there are: the scenario and its briefing, one run each."""
+    found = {}
+    for name in ("best", "runner_up"):
+        if document[name]:
+            scenario = build_scenario(document[name]["scenario"], name)
+            results = run(scenario)
+            found[name.replace("_", "-")] = scenario, brief(results, summarize(results))
+    return found

@@ -59,6 +59,11 @@ def compare(scenarios: Sequence[tuple[str, Scenario]]) -> dict[str, Any]:
 
     Every variant runs the same seeds. Times are in ms. InputError if one of them cannot run.
     """
+    return compare_runs(scenarios, run_all(scenarios))
+
+
+def run_all(scenarios: Sequence[tuple[str, Scenario]]) -> list[list[Result]]:
+    """The replications of each scenario, with the same seeds."""
     replications = max(scenario.simulation.replications for _, scenario in scenarios)
     if replications == 1 and all(is_drawn(scenario.workload) for _, scenario in scenarios):
         replications = REPLICATIONS
@@ -74,10 +79,15 @@ def compare(scenarios: Sequence[tuple[str, Scenario]]) -> dict[str, Any]:
             raise KeyboardInterrupt
         if not runs[-1][0].measured.any():
             raise InputError(f"{name}: no request was completed, so there is nothing to compare; see infersim run")
+    return runs
+
+
+def compare_runs(scenarios: Sequence[tuple[str, Scenario]], runs: list[list[Result]]) -> dict[str, Any]:
+    """The document of `compare`, from the runs of `run_all`."""
     names = [name for name, _ in scenarios]
     return finite({
         "schema_version": 1,
-        "seeds": [seed + i for i in range(replications)],
+        "seeds": [result.seed for result in runs[0]],
         "variants": [_variant(name, results) for name, results in zip(names, runs, strict=True)],
         "differences": [_difference(names, runs, i) for i in range(1, len(runs))],
     })  # fmt: skip
@@ -91,6 +101,7 @@ def _variant(name: str, results: list[Result]) -> dict[str, Any]:
 
 def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str, Any]:
     one, other = runs[0], runs[i]
+    metrics = _metric_differences(one, other)
     changes = changed_parts(one[0].scenario.resolved(), other[0].scenario.resolved())
     a, b = _mean_terms(one, latency_terms), _mean_terms(other, latency_terms)
     parts = divide_sum(a, b)
@@ -100,7 +111,7 @@ def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str,
         "against": names[0],
         "changes": {key: [_short(x), _short(y)] for key, (x, y) in changes.items()},
         "techniques": label(_leaves(changes)),
-        "metrics": _metric_differences(one, other),
+        "metrics": metrics,
         "latency": {
             "metric": "mean_e2el_ms",
             "difference": (total(b) - total(a)) * 1e3,
@@ -122,7 +133,7 @@ def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str,
             "factors": {name: 1 / factor for name, factor in ratio_factors(x, y).items()},
         },
         "one_by_one": _one_by_one(one[0].scenario, other[0].scenario, list(changes)),
-        **explain_change(parts, total(a), total(b), find_binding(other[0]).text),
+        **explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], find_binding(other[0]).text),
         "gpus": [num_gpus(runs[0][0].scenario), num_gpus(runs[i][0].scenario)],
     }
 

@@ -12,7 +12,8 @@ from infersim.metrics.verdict import judge
 from infersim.run import run
 from infersim.spec.scenario import Scenario
 
-LEAST, MOST = 4, 10  # replications
+LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
+LEAST, MOST = LOOKS[1], LOOKS[-1]
 FAR = 2.0  # one replication at so many times a limit is clear by itself
 MEAN_LEVEL = 0.95  # one-sided, of the mean over replications
 RUN_LEVEL = 0.99  # one-sided, of one more replication: what a user would see
@@ -68,8 +69,9 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
     InputError if it cannot run.
     """
     runs: list[dict[str, float | None]] = []
-    for count in (1, LEAST - 1, *[1] * (MOST - LEAST)):  # one is enough to see a clear miss
-        results = run(deployed(scenario, replicas, rate, scenario.simulation.seed + len(runs), count))
+    for count in LOOKS:
+        seed = scenario.simulation.seed + len(runs)
+        results = run(deployed(scenario, replicas, rate, seed, count - len(runs)))
         if results[-1].interrupted:
             raise KeyboardInterrupt
         runs += [measure(result) for result in results]

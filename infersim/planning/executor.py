@@ -1,5 +1,8 @@
 """Where independent simulations run: this machine's cores, or a Ray cluster. The results are the same."""
 
+import contextlib
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,7 +40,22 @@ def map_unordered(
                 yield from joblib.Parallel()(job(task) for task in tasks[start : start + ROUNDS * workers])
     else:
         pool = joblib.Parallel(n_jobs=min(workers, len(tasks)), return_as="generator_unordered")
-        yield from pool(job(task) for task in tasks)
+        with _deaf_to_interrupts():  # workers start in here and stay deaf: they are ended by us
+            results = pool(job(task) for task in tasks)
+        yield from results
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C has no effect inside, nor ever on processes that are started inside."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _connect_ray(address: str | None) -> int:

@@ -67,14 +67,18 @@ def _run(scenario: Scenario) -> dict[str, Any] | None:
     metrics = measure(result)
     if not metrics["output_throughput"]:
         return None
-    tpot = metrics["mean_tpot_ms"]
     return {
         "state": judge(result).state,
         "metrics": metrics,
-        "tokens_per_gpu": metrics["output_throughput"] / num_gpus(scenario),
-        "tokens_per_user": 1e3 / tpot if tpot else None,
+        **per_gpu_and_user(metrics, num_gpus(scenario)),
         "cost": cost_of(result, metrics),
     }
+
+
+def per_gpu_and_user(metrics: dict[str, float | None], gpus: int) -> dict[str, float | None]:
+    """Output tokens/s of a GPU, and of one user while it decodes: 1 / mean tpot."""
+    output, tpot = metrics["output_throughput"], metrics["mean_tpot_ms"]
+    return {"tokens_per_gpu": output and output / gpus, "tokens_per_user": 1e3 / tpot if tpot else None}
 
 
 def _knee(points: list[dict[str, Any]]) -> int | None:

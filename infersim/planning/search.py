@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from infersim.explain.binding import find_binding
-from infersim.explain.cost import cost_of, fleet, num_gpus
+from infersim.explain.cost import cost_of, fleet, num_gpus, usd_per_hour
 from infersim.explain.summary import finite
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
 from infersim.spec.plan import Plan, load_plan
 from infersim.spec.scenario import Scenario
 
-from .bounds import Bounds, bounds_of
+from .bounds import Bounds, Lengths, bounds_of
 from .decide import Decision, decide, deployed
+from .outlook import per_gpu_and_user
 
 OVERLOAD = 1.1  # a replica that completes x requests/s under overload sustains at most this times x
 PRECISION = 0.02  # of the largest rate
@@ -98,7 +99,8 @@ def search(plan: Plan, scenarios: Sequence[Scenario], progress: Progress | None 
     were considered, simulated and pruned, by reason."""
     pruned: Counter[str] = Counter()
     closest: list[tuple[float, str]] = []
-    candidates = [c for i, s in enumerate(scenarios) if (c := _candidate(i, s, plan, pruned, closest))]
+    lengths: dict[str, Lengths] = {}
+    candidates = [c for i, s in enumerate(scenarios) if (c := _candidate(i, s, plan, lengths, pruned, closest))]
     found = _most(plan, candidates, pruned, progress) if plan.objective == "goodput" else _cheapest(
         plan, candidates, pruned, progress
     )  # fmt: skip
@@ -128,9 +130,14 @@ def search(plan: Plan, scenarios: Sequence[Scenario], progress: Progress | None 
 
 
 def _candidate(
-    number: int, scenario: Scenario, plan: Plan, pruned: Counter[str], closest: list[tuple[float, str]]
+    number: int,
+    scenario: Scenario,
+    plan: Plan,
+    lengths: dict[str, Lengths],
+    pruned: Counter[str],
+    closest: list[tuple[float, str]],
 ) -> Candidate | None:
-    """The candidate, unless a floor forbids it."""
+    """The candidate, unless a floor forbids it. `lengths` are those of workloads seen so far."""
     one = scenario if len(scenario.cluster.groups) > 1 else deployed(scenario, 1, 1.0, 0)
     gpus, units = num_gpus(one), [_unit(plan.objective, hardware) for hardware, _ in fleet(one)]
     if None in units:
@@ -140,7 +147,10 @@ def _candidate(
         pruned["more GPUs than max_gpus"] += 1
         return None
     try:
-        bounds = bounds_of(scenario)
+        workload = scenario.workload.model_dump_json()
+        if workload not in lengths:
+            lengths[workload] = Lengths(scenario.workload, scenario.simulation.seed)
+        bounds = bounds_of(scenario, lengths[workload])
     except InputError as error:
         modelled = "not modelled yet" in str(error)
         pruned["not modelled yet" if modelled else "does not fit or is not possible"] += 1
@@ -255,6 +265,7 @@ def _answer(plan: Plan, found: Found) -> dict[str, Any]:
     result = decision.result
     return {
         "deployment": _deployment(found.deployed),
+        "scenario": found.deployed.resolved(),
         "rate": found.rate,
         "largest_rate": largest,
         "headroom": largest / found.rate - 1,
@@ -309,6 +320,10 @@ def _trial(c: Candidate) -> dict[str, Any]:
                 "state": d.state,
                 "saturated": d.saturated,
                 "limits": {x["name"]: x["mean"] for x in d.limits},
+                "tightest": 1 - d.margin,
+                "gpus": replicas * c.gpus,
+                "usd_per_hour": usd_per_hour(d.result.scenario),
+                **per_gpu_and_user(d.metrics, replicas * c.gpus),
             }
             for (replicas, rate), d in sorted(c.decisions.items())
         ],

@@ -18,18 +18,24 @@ def print_plan(document: dict[str, Any]) -> None:
         _answer(best)
         _field("binding", _binding(document["binding"]))
         if document["equals"]:
-            _field("equals", f"{len(document['equals'])} others cost the same and hold the SLO too (--json lists them)")
+            _field("equals", f"{equals_text(document)} (--json lists them)")
         if other:
             print()
             _field("runner-up", describe(other["deployment"]))
             _answer(other)
-            _field("margin", _margin(document["margin"]))
+            _field("margin", margin_text(document["margin"]))
     print()
     counts = f"{document['considered']:,} candidates, {document['simulated']:,} simulated, {document['pruned']:,} not"
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in document["pruned_by"].items() if count)
     _field("search", f"{counts}: {reasons}" if reasons else counts)
     for line in document["assumed"]:
         _field("assumed", line)
+
+
+def equals_text(document: dict[str, Any]) -> str:
+    """How many deployments cost as much as the best."""
+    n = len(document["equals"])
+    return f"{n} other{'s' * (n > 1)} cost{'s' * (n == 1)} the same and hold{'s' * (n == 1)} the SLO too"
 
 
 def describe(deployment: dict[str, Any]) -> str:
@@ -77,11 +83,13 @@ def _binding(binding: dict[str, Any]) -> str:
     return f"{binding['limit']} is the first limit to break at a higher rate; {binding['text']}"
 
 
-def _margin(margin: dict[str, Any]) -> str:
+def margin_text(margin: dict[str, Any]) -> str:
+    """What the runner-up costs and carries, against the best."""
     parts = []
     if margin["cost"] is not None:
         parts.append(f"costs {margin['cost']:+.1%}" if abs(margin["cost"]) > 5e-4 else "costs the same")
-    parts.append(f"{margin['gpus']:+d} GPUs" if margin["gpus"] else "as many GPUs")
+    gpus = f"{margin['gpus']:+d} GPU{'s' if abs(margin['gpus']) > 1 else ''}"
+    parts.append(gpus if margin["gpus"] else "as many GPUs")
     if margin["largest_rate"] is not None:
         parts.append(f"carries {margin['largest_rate']:+.1%}")
     return ", ".join(parts)

@@ -6,7 +6,7 @@ from infersim.spec.base import field_docstrings
 from infersim.spec.plan import Plan
 from infersim.spec.schema import json_schema
 
-WIDE = 90  # characters of a list of values
+WIDE = 120  # characters of a list of values
 
 
 def reference() -> str:

@@ -15,13 +15,14 @@ counter = itertools.count()
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points, or with `points` only the points; labels, if given, one per point."""
+    """A line through points; with `points` only these, or with `joined` both; labels, if given, one per point."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     points: bool = False
     labels: Sequence[str] = ()
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,12 @@ def chart(
     x_axis = axis(x_label, [v for s in series for v in s.x] + [m.at for m in marks if m.vertical], x_log)
     y_axis = axis(y_label, [v for s in series for v in s.y] + [m.at for m in marks if not m.vertical], y_log)
     parts = [_frame(x_axis, y_axis)]
-    parts += [_mark(mark, x_axis, y_axis) for mark in marks]
+    parts += [_mark(mark, x_axis, y_axis, row) for row, mark in enumerate(m for m in marks if m.vertical)]
+    parts += [_mark(mark, x_axis, y_axis) for mark in marks if not mark.vertical]
     parts += [_series(i % KINDS, s, x_axis, y_axis) for i, s in enumerate(series)]
     if len(series) > 1:
         parts.append(_legend([(s.name, s.points) for s in series]))
-    return _svg(title, about, "".join(parts), WIDTH, HEIGHT)
+    return _svg(title, about, "".join(parts), HEIGHT, 0 if len(series) > 1 else TOP - 8)
 
 
 def _x(axis: Axis, value: float) -> float:
@@ -125,14 +127,15 @@ def _frame(x_axis: Axis, y_axis: Axis) -> str:
     return "".join(parts)
 
 
-def _mark(mark: Mark, x_axis: Axis, y_axis: Axis) -> str:
+def _mark(mark: Mark, x_axis: Axis, y_axis: Axis, row: int = 0) -> str:
+    """row: of the word beside a vertical line, so that those of near lines do not cover each other."""
     if mark.vertical:
         x = _x(x_axis, mark.at)
         anchor, shift = ("end", -4) if x > WIDTH / 2 else ("start", 4)
-        low = HEIGHT - BOTTOM
+        low, word = HEIGHT - BOTTOM, escape(mark.text)
         return (
             f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{low}"/>'
-            f'<text class="note" x="{x + shift:.1f}" y="{low - 6}" text-anchor="{anchor}">{escape(mark.text)}</text>'
+            f'<text class="note" x="{x + shift:.1f}" y="{low - 6 - 13 * row}" text-anchor="{anchor}">{word}</text>'
         )
     y = _y(y_axis, mark.at)
     return (
@@ -148,10 +151,11 @@ def _series(kind: int, series: Series, x_axis: Axis, y_axis: Axis) -> str:
         if x is not None and y is not None and (x > 0 or not x_axis.log) and (y > 0 or not y_axis.log)
     ]
     at = [(_x(x_axis, x), _y(y_axis, y)) for x, y in pairs]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
+    line = f'<path class="line c{kind}" stroke-dasharray="{DASHES[kind]}" d="{path}"/>' if at else ""
     if not series.points:
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
-        return f'<path class="line c{kind}" stroke-dasharray="{DASHES[kind]}" d="{path}"/>' if at else ""
-    dots = []
+        return line
+    dots = [line] if series.joined else []
     for i, (x, y) in enumerate(at):
         tip = f"<title>{escape(series.labels[i])}</title>" if series.labels else ""
         dots.append(f'<path class="dot c{kind}" d="{_symbol(kind, x, y)}">{tip}</path>')
@@ -200,15 +204,39 @@ def bar(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) -
         )
         text = f"{name} {short(value)} {unit} ({value / whole:.1%})"
         drawn.append(f'<text class="tick" x="{column + 18:.0f}" y="{line:.0f}">{escape(text)}</text>')
-    return _svg(title, about, "".join(drawn), WIDTH, int(row + 20 * math.ceil(len(parts) / 2)))
+    return _svg(title, about, "".join(drawn), int(row + 20 * math.ceil(len(parts) / 2)))
 
 
-def _svg(title: str, about: str, body: str, width: int, height: int) -> str:
+def bars(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) -> str:
+    """A horizontal bar for each part, to the left of a common line if it is below 0, with its name and value."""
+    least, most = (pick([0.0, *(value for _, value in parts)]) for pick in (min, max))
+    texts = [f"{_signed(value)} {unit}" for _, value in parts]
+    names, room = 168, 10 + 7 * max(map(len, texts), default=0)  # for names at the left, for values beyond their bars
+    left, right = names + (room if least < 0 else 0), WIDTH - (room if most > 0 else 4)
+    scale = (right - left) / ((most - least) or 1.0)
+    zero, drawn = left - least * scale, []
+    for i, ((name, value), text) in enumerate(zip(parts, texts, strict=True)):
+        y, width = 8 + 24 * i, abs(value) * scale
+        x, end, anchor = (zero - width, zero - width - 4, "end") if value < 0 else (zero, zero + width + 4, "start")
+        kind = 1 if value > 0 else 2
+        drawn.append(f'<text class="tick" x="{names - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
+        drawn.append(f'<rect class="part c{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="18"/>')
+        drawn.append(f'<text class="tick" x="{end:.1f}" y="{y + 13}" text-anchor="{anchor}">{escape(text)}</text>')
+    bottom = 8 + 24 * len(parts)
+    drawn.append(f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="2" y2="{bottom}"/>')
+    return _svg(title, about, "".join(drawn), bottom + 4)
+
+
+def _svg(title: str, about: str, body: str, bottom: int, top: int = 0) -> str:
     name = f"chart-{next(counter)}"
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{name}-t {name}-d">'
+        f'<svg viewBox="0 {top} {WIDTH} {bottom - top}" role="img" aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(about)}</desc>{body}</svg>'
     )
+
+
+def _signed(value: float) -> str:
+    return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3g}"
 
 
 def short(value: float) -> str:

@@ -1,6 +1,7 @@
 """Hardware profiles: what one accelerator can do, and who says so."""
 
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,17 +44,24 @@ class Correction(Description):
     @model_validator(mode="after")
     def _complete(self) -> "Correction":
         size = math.prod(count for _, _, count in self.axes.values())
-        words = self.values.split()
-        if len(words) != size or size > MOST_KNOTS:
+        words, wrong = _read(self.values)
+        if words != size or size > MOST_KNOTS:
             raise ValueError(f"values must be {size} whole numbers, as the axes say, and at most {MOST_KNOTS}"
-                             f" (got {len(words)})")  # fmt: skip
-        wrong = next((word for word in words if not word.lstrip("-").isdecimal() or abs(int(word)) > 5000), None)
+                             f" (got {words})")  # fmt: skip
         if wrong is not None:
             raise ValueError(f"values must be whole numbers between -5000 and 5000 (got {wrong[:20]!r})")
         for name, (first, last, count) in self.axes.items():
             if last <= first and count > 1:
                 raise ValueError(f"axes.{name} must rise from its first to its last knot (got {first} to {last})")
         return self
+
+
+@lru_cache(maxsize=1024)
+def _read(values: str) -> tuple[int, str | None]:
+    """How many words a correction's values have, and the first that is none. A plan reads the same profile often."""
+    words = values.split()
+    wrong = (word for word in words if not word.lstrip("-").isdecimal() or abs(int(word)) > 5000)
+    return len(words), next(wrong, None)
 
 
 class OperatorEfficiency(Description):

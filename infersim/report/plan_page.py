@@ -1,0 +1,188 @@
+"""The report of a plan: the answer and its rivals, the search, then the sections of a run of the best."""
+
+import shlex
+from typing import Any
+
+from infersim.spec.scenario import Scenario
+
+from .html import Page
+from .parts import card, shown, span, table
+from .plan import describe, equals_text, margin_text
+from .sections import inputs, latency, load, memory, over_time, prices_apart, provenance, resources, what_if
+from .svg import Mark, Series, chart
+
+Briefed = dict[str, tuple[Scenario, dict[str, Any]]]
+"""`best` and `runner-up`: scenario and planning.briefing's"""
+HEADS = {
+    "cost": "The cheapest",
+    "gpus": "The fewest GPUs",
+    "energy": "The least energy",
+    "goodput": "The most requests",
+}
+
+
+def plan_page(document: dict[str, Any], briefed: Briefed, command: list[str]) -> Page:
+    """document: planning.search's; command: the words that reproduce it."""
+    named = {name: briefing for name, (_, briefing) in briefed.items()}
+    if not document["feasible"]:
+        blocks = [{"title": "Reproduce", "text": shlex.join(command), "folded": False}]
+        last = {"id": "inputs", "title": "Inputs and commands", "blocks": blocks, "notes": document["assumed"]}
+        text = {"id": "answer", "title": "Answer", "text": f"Nothing can: {document['binding']['text']}."}
+        found = [text | {"tables": [_slo(document)]}, _candidates(document), _search(document), last]
+        return Page("No deployment holds the SLO", document["binding"]["text"], False, found)
+    best = {"best": named["best"]}
+    rests = provenance(named)
+    found = [
+        _answer(document),
+        _rivals(document),
+        _candidates(document),
+        latency(named),
+        load(named),
+        memory(named),
+        over_time(named["best"]),
+        resources(best),
+        what_if(best),
+        rests | {"notes": document["assumed"] + rests["notes"]},
+        _search(document),
+        inputs(best, {name: scenario for name, (scenario, _) in briefed.items()}, command),
+    ]
+    head = f"{HEADS[document['objective']]}: {describe(document['best']['deployment'])}"
+    return Page(head, f"Holds the SLO at {_rates(document['best'])}", True, found)
+
+
+def _rates(answer: dict[str, Any]) -> str:
+    more = f", and up to {answer['largest_rate']:.4g} ({answer['headroom']:+.0%})" if answer["headroom"] else ""
+    return f"{answer['rate']:.4g} requests/s{more}"
+
+
+def _slo(document: dict[str, Any]) -> dict[str, Any]:
+    return table("What was asked, ms", ["limit", "at most"], [list(limit) for limit in document["slo"].items()])
+
+
+def _answer(document: dict[str, Any]) -> dict[str, Any]:
+    best, cost = document["best"], document["best"]["cost"]
+    binding = document["binding"]
+    cards = [
+        card(
+            "Cost per hour", span(cost["usd_per_hour"], "USD"), f"{cost['gpus']} GPU{'s' if cost['gpus'] > 1 else ''}"
+        ),
+        card(
+            "Million output tokens",
+            span(cost["usd_per_million_output_tokens"], "USD"),
+            f"{span(cost['usd_per_million_tokens'], 'USD')} with prompt tokens",
+        ),
+        card("Requests/s", f"{best['rate']:.4g}", f"up to {best['largest_rate']:.4g}: {best['headroom']:+.0%}"),
+        card("First limit to break", binding["limit"], "at a higher rate"),
+        card("Energy of an output token", span(cost["joules_per_output_token"], "J"), "GPUs at their power limit"),
+    ]
+    rows = [
+        [x["name"], x["mean"], x["upper"], x["run_upper"], x["limit"], round(100 * (1 - x["mean"] / x["limit"]), 1)]
+        for x in best["limits"]
+    ]
+    head = ["limit", f"mean of {best['replications']} runs", "upper 95 %", "one more run, 99 %", "at most", "% left"]
+    tables = [table("Limits", head, rows), *prices_apart(cost)]
+    text = f"The first limit to break at a higher rate is {binding['limit']}. What binds: {binding['text']}."
+    return {"id": "answer", "title": "Answer", "text": text, "cards": cards, "tables": tables}
+
+
+def _rivals(document: dict[str, Any]) -> dict[str, Any]:
+    """The best and the runner-up side by side."""
+    answers = {"best": document["best"], "runner-up": document["runner_up"]}
+    answers = {name: answer for name, answer in answers.items() if answer}
+    figures = {
+        "deployment": lambda a: describe(a["deployment"]),
+        "GPUs": lambda a: a["cost"]["gpus"],
+        "USD per hour": lambda a: span(a["cost"]["usd_per_hour"], ""),
+        "USD per million output tokens": lambda a: span(a["cost"]["usd_per_million_output_tokens"], ""),
+        "J per output token": lambda a: span(a["cost"]["joules_per_output_token"], ""),
+        "largest rate, requests/s": lambda a: a["largest_rate"],
+        "first limit to break": lambda a: a["binding"]["limit"],
+        "what binds": lambda a: a["binding"]["text"],
+    }
+    rows = [[figure, *(shown(of(answer)) for answer in answers.values())] for figure, of in figures.items()]
+    rows += [
+        [name, *(shown(answer["metrics"][name]) for answer in answers.values())]
+        for name in ("p99_ttft_ms", "p99_tpot_ms", "p99_itl_ms", "p99_e2el_ms", "output_throughput")
+    ]
+    text = f"Runner-up: {margin_text(document['margin'])}." if document["margin"] else "Nothing else holds the SLO."
+    if document["equals"]:
+        text += f" {equals_text(document)}."
+    return {
+        "id": "rivals",
+        "title": "Best and runner-up",
+        "text": text,
+        "tables": [table("The best and the runner-up", ["figure", *answers], rows)],
+    }
+
+
+def _candidates(document: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was simulated: what it costs and how near it comes, and throughput against speed for a user."""
+    trials = [
+        (describe(each["deployment"] | {"replicas": rate["replicas"], "gpus": rate["gpus"]}), rate)
+        for each in document["simulated_candidates"]
+        for rate in each["rates"]
+    ]
+    if not trials:
+        return {}
+    groups = {
+        "holds": [t for t in trials if t[1]["state"] == "met"],
+        "misses": [t for t in trials if t[1]["state"] != "met"],
+    }
+    groups = {name: group for name, group in groups.items() if group}
+
+    def points(x: Any, y: str) -> list[Series]:
+        return [
+            Series(name, [x(t) for _, t in group], [t[y] for _, t in group], True,
+                   [f"{words}, {t['rate']:.4g} requests/s" for words, t in group])
+            for name, group in groups.items()
+        ]  # fmt: skip
+
+    priced = all(t["usd_per_hour"] for _, t in trials)
+    x, unit = (lambda t: sum(t["usd_per_hour"]) / 2, "USD/h") if priced else (lambda t: t["gpus"], "GPUs")
+    charts = [
+        {
+            "title": "What it costs, and how near it comes",
+            "note": "the tightest limit: mean over what is allowed; below the line it holds",
+            "svg": chart(
+                "The tightest limit against the cost",
+                f"{len(groups.get('holds', []))} of {len(trials)} trials hold the SLO.",
+                points(x, "tightest"),
+                unit,
+                "mean / limit",
+                y_log=True,
+                marks=[Mark(1.0, "SLO", vertical=False)],
+            ),
+        },
+        {
+            "title": "Throughput per GPU against speed for a user",
+            "note": "up and to the right is better; each point a deployment at a rate",
+            "svg": chart(
+                "Output tokens per second and GPU against tokens per second of one user",
+                "Each point is a deployment that was simulated.",
+                points(lambda t: t["tokens_per_user"], "tokens_per_gpu"),
+                "tokens/s of one user",
+                "output tokens/s per GPU",
+            ),
+        },
+    ]
+    names = list(trials[0][1]["limits"])
+    head = ["deployment", "requests/s", "verdict", "GPUs", "USD/h", *names, "tokens/s per GPU", "tokens/s of a user"]
+    rows = [
+        [words, t["rate"], "saturated" if t["saturated"] else t["state"], t["gpus"],
+         sum(t["usd_per_hour"]) / 2 if t["usd_per_hour"] else None, *(t["limits"][name] for name in names),
+         t["tokens_per_gpu"], t["tokens_per_user"]]
+        for words, t in trials
+    ]  # fmt: skip
+    return {
+        "id": "candidates",
+        "title": "Candidates",
+        "charts": charts,
+        "folded": [table("All trials", head, rows)],
+    }
+
+
+def _search(document: dict[str, Any]) -> dict[str, Any]:
+    rows = [[reason, count] for reason, count in document["pruned_by"].items()]
+    text = f"{document['considered']:,} candidates: {document['simulated']:,} simulated, {document['pruned']:,} not."
+    tables = [table("Not simulated", ["reason", "candidates"], rows)] if rows else []
+    return {"id": "search", "title": "Search", "text": text, "tables": tables}
