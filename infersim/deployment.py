@@ -210,18 +210,32 @@ MAX_LOGITS = 2**20  # rows of the LM head's table
 
 
 def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
-    """Each kind of replica that a scenario describes, in the order of their numbers. InputError if models differ."""
-    cluster = scenario.cluster
+    """Each kind of replica that a scenario describes, in the order of their numbers.
+
+    InputError if models differ and requests do not say which they ask for, or if two have one name.
+    """
+    cluster, workload = scenario.cluster, scenario.workload
     kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups]
     first = kinds[0][0].model
-    for number, (deployment, _) in enumerate(kinds):
-        if deployment.model != first:
-            if cluster.prefill:
-                where, right = "cluster.prefill.model", "that of the decode replicas, whose KV it computes"
-            else:
-                where, right = f"cluster.kinds.{number}.model", "that of kinds.0: any replica may get any request"
-            raise InputError(f"{where}: must be {right} (got {deployment.model.name} and {first.name})")
+    named: dict[str, Model] = {}
+    for (deployment, kind), where in zip(kinds, cluster.group_names, strict=True):
+        got = f"(got {deployment.model.name} and {first.name})"
+        if deployment.model != first and cluster.prefill:
+            raise InputError(f"cluster.{where}.model: must be that of the decode replicas, whose KV it computes {got}")
+        if deployment.model != first and not (workload.models or workload.model_column):
+            raise InputError(
+                f"cluster.{where}.model: must be that of kinds.0, unless workload.models says which model requests ask"
+                f" for {got}"
+            )
+        name = served_name(deployment, kind)
+        if named.setdefault(name, deployment.model) != deployment.model:
+            raise InputError(f"cluster.{where}.served_model_name: {name} is another model already; must differ")
     return kinds
+
+
+def served_name(deployment: Deployment, kind: Kind) -> str:
+    """What requests call its model."""
+    return kind.served_model_name or deployment.model.name
 
 
 def _deployment(scenario: Scenario, kind: Kind) -> Deployment:

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from .cluster.clients import Clients
-from .cluster.pool import Site
+from .cluster.pool import Site, pools_of
 from .cluster.serve import Progress, Served, serve
 from .cost.floors import floor_itl, floor_ttft
 from .cost.steptime import provenance
-from .deployment import Deployment, deployments_of
+from .deployment import Deployment, deployments_of, served_name
 from .engine.fleet import Fleet, ReplicaSpec
 from .metrics.replicas import Replicas
 from .metrics.result import Result
@@ -87,7 +87,7 @@ def _same(one: Requests, other: Requests) -> bool:
 
 def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tuple[ReplicaSpec, Site]]:
     """Every replica that there may be at one time: for the engine, and for the cluster."""
-    sites = []
+    sites, load = [], scenario.workload
     for deployment, kind in kinds:
         replica = deployment.replica()
         site = Site(
@@ -95,9 +95,9 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
+            served_name(deployment, kind) if load.models or load.model_column else "",
         )
-        count = scenario.cluster.most if len(kinds) == 1 else kind.replicas
-        sites += [(replica, site)] * count
+        sites += [(replica, site)] * kind.most
     return sites
 
 
@@ -111,9 +111,11 @@ def _simulate(
     save_detailed: bool,
 ) -> Result:
     load = scenario.workload
-    shortest = min((deployment for deployment, _ in kinds), key=lambda d: d.engine.max_model_len)
-    max_tokens = resolve_max_tokens(load, requests, shortest.engine.max_model_len)
-    _check_lengths(shortest, requests, max_tokens)
+    which = pools_of(requests, list(dict.fromkeys(site.model for _, site in sites)))
+    shortest = _shortest(kinds, [site.model for _, site in sites])
+    longest = np.array([deployment.engine.max_model_len for deployment in shortest])[which]
+    max_tokens = resolve_max_tokens(load, requests, longest)
+    _check_lengths(shortest[0], requests, max_tokens, longest)
     fleet = Fleet(
         [spec for spec, _ in sites],
         ranks=kinds[0][0].parallelism.attention_data,
@@ -135,14 +137,22 @@ def _simulate(
     return _result(scenario, kinds, fleet, served, requests, seed)
 
 
-def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.ndarray) -> None:
+def _shortest(kinds: list[tuple[Deployment, Kind]], models: list[str]) -> list[Deployment]:
+    """For each model that is served, the deployment with the shortest max_model_len. models: str[R]"""
+    first, found = 0, {}
+    for deployment, kind in kinds:
+        found.setdefault(models[first], []).append(deployment)
+        first += kind.most
+    return [min(same, key=lambda d: d.engine.max_model_len) for same in found.values()]
+
+
+def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.ndarray, longest: np.ndarray) -> None:
     """InputError if no request fits max_model_len: single ones are rejected and counted."""
-    longest = deployment.engine.max_model_len
     need = requests.prompt_tokens.astype("i8") + np.minimum(max_tokens, requests.output_tokens)
-    if need.min() > longest:
+    if (need > longest).all():
         raise InputError(
             f"workload: the shortest request needs {need.min()} tokens (prompt and output) and max_model_len is"
-            f" {longest} ({deployment.engine.origin['max_model_len']}); must fit, or raise engine.max_model_len"
+            f" {longest.max()} ({deployment.engine.origin['max_model_len']}); must fit, or raise engine.max_model_len"
         )
 
 
@@ -155,7 +165,7 @@ def _result(
     seed: int,
 ) -> Result:
     rows, deployment = fleet.replicas, kinds[0][0]
-    counts = [kind.replicas if len(kinds) > 1 else len(rows) for _, kind in kinds]
+    counts = [kind.most for _, kind in kinds]
     all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d, _ in kinds]
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
@@ -198,6 +208,8 @@ def _result(
         retries=served.retries,
         route_columns=served.columns,
         tenant=requests.tenant,
+        model=requests.model,
+        models=requests.models,
         notes=requests.notes,
         warmup=warmup_time(scenario, served.requests),
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,

@@ -1,6 +1,7 @@
 """Whatever breaks, scales, waits or is given up: no request is lost or counted twice, and no KV block leaks."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,12 +76,27 @@ def a_cluster(draw: random.Random) -> Cluster:
         age = draw.choice([0, 0, 0.01, 0.1])
         return {"policy": policy, **({"signal_age": age} if policy in policies[3:6] else {})}
 
+    def scaler(replicas: int, least: int) -> dict:
+        return {
+            "policy": draw.choice(["outstanding", "queue", "kv_usage", "utilization", "ttft", "tpot", "predictive"]),
+            "target": draw.choice([0.1, 1, 5]),
+            "min": draw.randint(least, 1),
+            "max": replicas + draw.randint(0, 2),
+            "interval": 0.02,
+            "scale_down_delay": draw.choice([0, 0.1]),
+            "startup": {"node": draw.choice([0, 0.05]), "load_bandwidth": 1e6, "warmup": 0.01},
+        }
+
+    def group(least: int) -> dict:
+        replicas = draw.randint(1, 2)
+        return {"replicas": replicas, **({"autoscaler": scaler(replicas, least)} if draw.random() < 0.4 else {})}
+
     replicas = draw.randint(1, 4)
     data = {"replicas": replicas, "router": router()}
     if draw.random() < 0.3:
         data = {
-            "prefill": {"replicas": draw.randint(1, 2), "router": router()},
-            "decode": {"replicas": draw.randint(1, 2), "router": router()},
+            "prefill": {"router": router(), **group(1)},
+            "decode": {"router": router(), **group(1)},
             "transfer": {
                 "bandwidth": draw.choice([1e3, 1e6, 1e12]),
                 "latency": draw.choice([0, 0.002]),
@@ -88,30 +104,23 @@ def a_cluster(draw: random.Random) -> Cluster:
                 "min_prompt_tokens": draw.choice([0, 0, 10]),
             },
         }
-        replicas = data["prefill"]["replicas"] + data["decode"]["replicas"]
     elif draw.random() < 0.4:
-        data["autoscaler"] = {
-            "policy": draw.choice(["outstanding", "queue", "kv_usage", "utilization", "ttft", "predictive"]),
-            "target": draw.choice([0.1, 1, 5]),
-            "min": draw.randint(0, 1),
-            "max": replicas + draw.randint(0, 2),
-            "interval": 0.02,
-            "scale_down_delay": draw.choice([0, 0.1]),
-            "startup": {"node": draw.choice([0, 0.05]), "load_bandwidth": 1e6, "warmup": 0.01},
-        }
-        replicas = data["autoscaler"]["max"]
+        data["autoscaler"] = scaler(replicas, 0)
+    elif draw.random() < 0.4:
+        data = {"kinds": [group(0) for _ in range(draw.randint(1, 3))], "router": router()}
     if draw.random() < 0.3:
         limit = {"max_queue": draw.choice([0, 3])} if draw.random() < 0.5 else {}
         data["admission"] = {"max_outstanding": draw.choice([1, 3]), **limit}
     if draw.random() < 0.5:
         kinds = ["crash", "crash", "slow"] + (["partition"] if "prefill" in data else [])
+        most = Cluster.validate(data, "test").most
         data["failures"] = [
             {
                 "kind": draw.choice(kinds),
-                "replica": draw.randint(0, replicas - 1),
-                "at": draw.random() / 3,
+                "replica": draw.randint(0, most - 1),
                 "duration": draw.choice([None, 0.02, 0.1]),
                 "factor": 3,
+                **({"at": draw.random() / 3} if draw.random() < 0.7 else {"mean_time_between": 0.1}),
             }
             for _ in range(draw.randint(1, 3))
         ]
@@ -122,6 +131,14 @@ def check(seed: int) -> None:
     draw = random.Random(seed)
     cluster, requests = a_cluster(draw), some_requests(draw)
     one = a_replica(draw)
+    groups = zip(cluster.group_names, cluster.ranges, strict=True)
+    of_group = [(draw.choice("AB") if name.startswith("kinds") else "A", numbers) for name, numbers in groups]
+    models = [model for model, numbers in of_group for _ in numbers]
+    if draw.random() < 0.7:
+        models = ["A"] * len(models)
+    names = sorted(set(models))
+    requests = replace(requests, model=np.array([draw.randrange(len(names)) for _ in requests.arrival]),
+                       models=tuple(names))  # fmt: skip
     fleet = Fleet([one] * cluster.most, shares_text=True)
     clients = Clients(
         requests.output_tokens + draw.choice([0, 5]),
@@ -131,7 +148,7 @@ def check(seed: int) -> None:
         0.01,
         np.array([draw.randint(0, 2) for _ in range(len(requests))]),
     )
-    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4) for _ in range(cluster.most)]
+    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4, model) for model in models]
     served = serve(cluster, fleet, sites, requests, clients, seed, None)
     r = served.requests
     assert len(r) == len(requests)
@@ -151,6 +168,8 @@ def check(seed: int) -> None:
         assert not (r["status"] == state.TIMED_OUT).any()
     if not cluster.failures:
         assert not (r["status"] == state.LOST).any()
+    there = done["replica"]
+    assert (np.array(models)[there] == np.array(names)[requests.model[r["status"] == state.COMPLETED]]).all()
     visits = fleet.requests[fleet.requests["replica"] >= 0]
     assert (visits["status"] >= state.COMPLETED).all()
     assert (visits["num_blocks"] == 0).all()

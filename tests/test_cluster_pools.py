@@ -265,7 +265,8 @@ def test_scaled_to_zero_a_request_waits_for_a_replica_to_start():
     served = serve_all({"replicas": 1, "autoscaler": scaler}, [server()] * 2, requests)
     first = served.requests["first_token"] - served.requests["sent"]
     assert first.tolist() == [1.0, 36.0]
-    assert served.route["autoscaler"] == {"starts": 1, "stops": 1, "peak_replicas": 1, "startup_s": 35.0}
+    figures = {"group": "replicas", "starts": 1, "stops": 1, "peak_replicas": 1, "startup_s": 35.0}
+    assert served.route["autoscalers"] == [figures]
     assert served.available.sum() < 150
 
 
@@ -279,6 +280,81 @@ def test_a_predictive_scaler_is_ready_when_the_spike_comes():
         r = serve_all(cluster, [server()] * 16, requests_of(arrival, 1, 5)).requests
         waits[policy] = float((r["scheduled"] - r["sent"]).mean())
     assert waits["predictive"] < 0.2 * waits["queue"]
+
+
+def test_each_group_of_a_mixed_cluster_scales_by_itself():
+    """One kind takes twice as long: with the same target of requests each it needs twice the replicas, by Little."""
+    random = np.random.default_rng(8)
+    n = 6000
+    requests = requests_of(np.cumsum(random.exponential(10 / 32, n)), 1, 10)
+    scaler = {"policy": "outstanding", "target": 4, "max": 24, "interval": 5, "scale_down_delay": 30}
+    kinds = [{"replicas": 1, "autoscaler": scaler}, {"replicas": 2}]
+    specs = [server(batch=8, prompts=32)] * 24 + [server(2.0, batch=8, prompts=32)] * 2
+    served = serve_all({"kinds": kinds, "router": "least-outstanding"}, specs, requests)
+    assert (served.requests["status"] == state.COMPLETED).all()
+    # in flight: 32 on fast replicas alone; the slow two hold 4 each, which is 0.4 requests/s of 3.2: 28 in 7 replicas
+    assert served.available[24:].tolist() == [served.end] * 2
+    assert served.available[:24].sum() / served.end == pytest.approx(8, abs=2)
+    assert served.route["autoscalers"][0]["group"] == "kinds.0"
+
+
+def test_prefill_and_decode_scale_by_their_own_load():
+    """Prompts of a second each at 4/s, then answers of 20 steps of 0.1 s: by Little 4 prefill replicas of target 1 with
+    one prompt each, and 8 answers at a time, on 2 decode replicas of target 4."""
+    random = np.random.default_rng(8)
+    n = 2000
+    requests = requests_of(np.cumsum(random.exponential(1 / 4, n)), 16, 20)
+    scaler = {"policy": "outstanding", "target": 1.5, "max": 12, "interval": 5, "scale_down_delay": 30}
+    cluster = pools() | {
+        "prefill": {"replicas": 1, "autoscaler": scaler},
+        "decode": {"replicas": 1, "autoscaler": scaler | {"target": 4, "max": 6}},
+    }
+    specs = [server(0.1, batch=8, prompts=32)] * 6 + [server(1.0)] * 12
+    served = serve_all(cluster, specs, requests)
+    assert (served.requests["status"] == state.COMPLETED).all()
+    assert served.available[:6].sum() / served.end == pytest.approx(2.5, abs=1)
+    assert served.available[6:].sum() / served.end == pytest.approx(5.5, abs=2)
+    assert [row["group"] for row in served.route["autoscalers"]] == ["decode", "prefill"]
+
+
+def test_a_computed_prompt_is_not_lost_to_scaling_down():
+    """A prefill replica that is to go keeps the KV until it has arrived, however slow the link."""
+    scaler = {"policy": "outstanding", "target": 1, "max": 4, "interval": 1, "scale_down_delay": 0}
+    cluster = pools(100) | {"prefill": {"replicas": 4, "autoscaler": scaler}}
+    specs = [server(1e-3)] + [server(0.1)] * 4
+    served = serve_all(cluster, specs, requests_of(np.zeros(4), 16, 2), block_bytes=1000)
+    assert (served.requests["status"] == state.COMPLETED).all()
+    assert served.requests["first_token"].max() > 30
+    assert served.route["autoscalers"][0]["stops"] == 3
+
+
+@pytest.mark.parametrize("repair", [0.5, 2.0])
+def test_failures_by_chance_leave_the_share_of_time_that_renewal_theory_says(repair):
+    """Availability = mean time between / (that + mean time to repair); 4 replicas for 4000 s, 4 standard errors."""
+    cluster = {"replicas": 4, "failures": [{"mean_time_between": 5, "duration": repair}]}
+    served = serve_all(cluster, [server(0.01)] * 4, requests_of(np.arange(0.0, 4000, 1.0), 1, 1), retries=3)
+    share = served.available.sum() / served.end / 4
+    cycles = 4 * served.end / (5 + repair)
+    expected = 5 / (5 + repair)
+    error = expected * (1 - expected) * np.sqrt(2 / cycles)  # of a ratio of two exponential means
+    assert abs(share - expected) < 4 * error
+    again = serve_all(cluster, [server(0.01)] * 4, requests_of(np.arange(0.0, 4000, 1.0), 1, 1), retries=3)
+    assert np.array_equal(served.requests, again.requests)
+
+
+def test_what_is_broken_twice_is_whole_when_both_are_mended():
+    failures = [{"at": 1, "duration": 10}, {"at": 5, "duration": 2}, {"at": 20}, {"at": 25, "duration": 1}]
+    cluster = {"replicas": 1, "failures": failures}
+    r = serve_all(cluster, [server()], requests_of([6.0, 8.0, 30.0], 1, 1)).requests
+    assert r["scheduled"].tolist()[:2] == [11, 12]
+    assert r["status"][2] == state.LOST
+
+
+def test_failures_by_chance_do_not_keep_a_dead_run_alive():
+    """The only replica dies for good while others' failures would go on for ever: what waits is lost, the run ends."""
+    failures = [{"at": 1}, {"kind": "slow", "mean_time_between": 1, "duration": 1}]
+    r = serve_all({"replicas": 1, "failures": failures}, [server()], requests_of([0.0, 2.0], 1, 5)).requests
+    assert set(r["status"]) == {state.LOST}
 
 
 def test_a_crash_loses_what_is_in_the_replica_and_retries_bring_it_back():
@@ -330,7 +406,11 @@ def test_nothing_is_handed_over_through_a_partition():
         ({"autoscaler": {"target": 1, "max": 2, "min": 3}}, "min must not be above max"),
         ({"failures": [{"kind": "partition", "at": 1}]}, "failures.0: a partition needs"),
         ({"failures": [{"replica": 1, "at": 1}]}, "failures.0.replica: must be below 1"),
-        ({"kinds": [{}, {}], "autoscaler": {"target": 1, "max": 2}}, "autoscaler: needs replicas that are all alike"),
+        ({"kinds": [{}, {}], "autoscaler": {"target": 1, "max": 2}}, "autoscaler: each group has its own"),
+        (pools() | {"autoscaler": {"target": 1, "max": 2}}, "autoscaler: each group has its own; give decode.auto"),
+        (pools() | {"prefill": {"autoscaler": {"target": 1, "max": 2, "min": 0}}}, "prefill.autoscaler.min: must be"),
+        ({"kinds": [{"replicas": 3, "autoscaler": {"target": 1, "max": 2}}]}, "kinds.0.replicas: must lie between"),
+        ({"failures": [{}]}, "failures.0: must have at or mean_time_between"),
     ],
 )  # fmt: skip
 def test_a_bad_topology_is_one_line_that_names_the_key(cluster, problem):

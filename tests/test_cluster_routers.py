@@ -10,7 +10,7 @@ from infersim.cluster.clients import Clients
 from infersim.cluster.front import Front
 from infersim.cluster.pool import Site
 from infersim.cluster.prefixes import PrefixIndex, PrefixTree
-from infersim.cluster.routers import POLICIES, assign
+from infersim.cluster.routers import POLICIES, assign, draws
 from infersim.cluster.serve import serve
 from infersim.deployment import deployment_of
 from infersim.engine import state
@@ -87,7 +87,7 @@ def test_a_static_split_equals_separate_runs(policy):
     """Requests i with replica(i) = r, run alone on one replica, have the records that they have in the cluster."""
     scenario = scenario_of({"kinds": [{"replicas": 2, "weight": 3}, {"replicas": 1}], "router": policy})
     together = run(scenario)[0].requests
-    replica = assign(policy, np.array([3.0, 3, 1]), len(together), 0)
+    replica = assign(policy, np.array([3.0, 3, 1]), draws(len(together), 0))
     assert np.array_equal(together["replica"], replica)
     deployment = deployment_of(scenario)
     for r in range(3):
@@ -126,7 +126,7 @@ def test_conservation_and_report_under_every_policy(policy, age):
 def test_weights_are_shares():
     """A replica of weight 3 gets three times the requests of one of weight 1 (binomial, 5 standard deviations)."""
     n = 40_000
-    counts = np.bincount(assign("weighted-random", np.array([3.0, 1.0]), n, 1))
+    counts = np.bincount(assign("weighted-random", np.array([3.0, 1.0]), draws(n, 1)))
     assert abs(counts[0] - 0.75 * n) < 5 * np.sqrt(n * 0.75 * 0.25)
 
 

@@ -21,13 +21,13 @@ from .pool import Pool, Site
 
 
 class HandOver(Front):
-    """A front door to a prefill pool and a decode pool; `pool` is the latter."""
+    """A front door to a prefill pool and a decode pool, which answers."""
 
     def __init__(self, spec: Cluster, fleet: Fleet, sites: list[Site], requests: Requests, clients: Clients, seed: int):
         super().__init__(spec, fleet, sites, requests, clients, seed)
-        n, first = len(requests), spec.decode.replicas
-        self.watched = True
-        self.prefill: Pool = self.make_pool(spec.prefill.router, first, spec.prefill.replicas, spec.prefill.replicas, 0)
+        n = len(requests)
+        self.pool: Pool = self.pools[0]
+        self.prefill: Pool = self.make_pool(spec.prefill.router, list(spec.ranges[1]), 0)
         self.bytes = 0.0
         """of KV handed over"""
         self.link = Link(self.clock, spec.transfer.bandwidth)
@@ -45,6 +45,9 @@ class HandOver(Front):
         """f8[n]: when there was room for it"""
         self.received = np.full(n, np.nan)
         """f8[n]: when its KV had arrived"""
+
+    def rows_of(self, pool: Pool) -> np.ndarray:
+        return np.ones(len(self.requests), bool)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A prefill replica gets request i, or a decode replica if its prompt is short or no prefill replica lives."""
@@ -90,6 +93,7 @@ class HandOver(Front):
             self.received[i] = clock.now
             self.fleet.release(row, clock.now)
             self.fleet.send(answer, replica, clock.now)
+            self.prefill.drain(clock.now)
 
     def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
         """What still has to be sent: all, or with overlap what did not go while the prompt was computed."""
@@ -119,15 +123,17 @@ class HandOver(Front):
                 self.fleet.abort(self.prefill_row[i], time)
             elif row["num_blocks"] > 0:
                 self.fleet.release(self.prefill_row[i], time)
-        for replica in range(self.pool.k):
+        for replica in self.pool.members:
             self._make_room(replica)
+        self.drain()
 
     def cut(self, is_cut: bool) -> None:
         """The link between the pools breaks, or is whole again."""
         self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
 
-    def pool_of(self, replica: int) -> Pool:
-        return self.pool if replica < self.prefill.first else self.prefill
+    @property
+    def all_pools(self) -> list[Pool]:
+        return [self.pool, self.prefill]
 
     def records(self) -> np.ndarray:
         records, prefill = super().records(), self.fleet.requests[self.prefill_row]
@@ -158,6 +164,3 @@ class HandOver(Front):
             "mean_wait_for_room_ms": mean(self.reserved - self.computed),
             "mean_transfer_ms": mean(self.received - self.reserved),
         }
-
-    def seconds_available(self, end: float) -> np.ndarray:
-        return np.concatenate([pool.seconds_available(end) for pool in (self.pool, self.prefill)])

@@ -10,12 +10,14 @@ from .prefixes import PrefixIndex, PrefixTree
 from .signals import Signals
 
 
-def assign(policy: str, weights: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """i8[n]: the replica of each request under a static policy, as `Router.choose` would choose one by one."""
-    k = len(weights)
+def assign(policy: str, weights: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """i8[n]: the replica of each request under a static policy, as `Router.choose` would choose one by one.
+
+    weights: f8[k]; chance: f8[n], the draws of the requests.
+    """
     if policy == "round-robin":
-        return np.arange(n) % k
-    return np.searchsorted(_shares(policy, weights), draws(n, seed), side="right")
+        return np.arange(len(chance)) % len(weights)
+    return np.searchsorted(_shares(policy, weights), chance, side="right")
 
 
 def draws(n: int, seed: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from ..spec.cluster import STATIC_POLICIES, Cluster
 from ..spec.errors import InputError
 from ..workload.requests import Requests, own_text
 from .clients import Clients
-from .pool import Site
-from .routers import assign
+from .pool import Site, pools_of
+from .routers import assign, draws
 
 if TYPE_CHECKING:
     from .front import Front
@@ -63,8 +63,7 @@ def serve(
     alone = k == 1 or (policy in STATIC_POLICIES and not clients.max_concurrency)
     if alone and requests.after is None and not (clients.timeout or spec.interacts):
         fleet.knobs["max_concurrency"] = clients.max_concurrency
-        weights = np.array([site.weight for site in sites])
-        replica = 0 if k == 1 else assign(policy, weights, n, seed)
+        replica = 0 if k == 1 else _assign(policy, sites, requests, seed)
         columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
         fleet.submit(replica, *columns, names=own_text(requests.request_id), segments=requests.segments)
         interrupted = _advance(fleet, last, progress)
@@ -77,12 +76,16 @@ def serve(
     from .handover import HandOver
 
     front = (HandOver if spec.prefill else Front)(spec, fleet, sites, requests, clients, seed)
-    scaler = Autoscaler(spec.autoscaler, front) if spec.autoscaler else None
-    if scaler:
+    scalers = [
+        Autoscaler(group.autoscaler, name, front, front.home[numbers[0]], list(numbers))
+        for name, group, numbers in zip(spec.group_names, spec.groups, spec.ranges, strict=True)
+        if group.autoscaler
+    ]
+    for scaler in scalers:
         front.clock.process(scaler.run())
     interrupted = _play(front, last, progress)
     end = max(float(fleet.replicas["now"].max()), front.end)
-    route = front.route(end) | ({"autoscaler": scaler.figures()} if scaler else {})
+    route = front.route(end) | ({"autoscalers": [s.figures() for s in scalers]} if scalers else {})
     return Served(
         front.records(),
         np.array(front.row),
@@ -93,6 +96,18 @@ def serve(
         interrupted,
         front.columns(),
     )
+
+
+def _assign(policy: str, sites: list[Site], requests: Requests, seed: int) -> np.ndarray:
+    """i8[n]: the replica of each request under a static policy, model by model."""
+    models = list(dict.fromkeys(site.model for site in sites))
+    which, chance, replica = pools_of(requests, models), draws(len(requests), seed), np.zeros(len(requests), "i8")
+    for number, model in enumerate(models):
+        members = np.array([r for r, site in enumerate(sites) if site.model == model])
+        weights = np.array([sites[r].weight for r in members])
+        mine = which == number
+        replica[mine] = members[assign(policy, weights, chance[mine])]
+    return replica
 
 
 def _advance(fleet: Fleet, last_arrival: float, progress: Progress | None) -> bool:

@@ -1,5 +1,6 @@
 """Several replicas behind one front door."""
 
+from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_serializer, model_validator
@@ -81,17 +82,63 @@ def _named(value: Any) -> Any:
 RouterOrPolicy = Annotated[Router, BeforeValidator(_named, json_schema_input_type=str | Router)]
 
 
+class Startup(Description):
+    """What a new replica needs before it serves."""
+
+    node: Seconds = 0.0
+    """to get the machine and start the container"""
+    load_bandwidth: Annotated[BytesPerSecond, Field(gt=0)] | None = None
+    """at which weights are read; default: they are there at once"""
+    warmup: Seconds = 0.0
+    """compilation, CUDA graphs"""
+
+
+class Autoscaler(Description):
+    """Starts and stops replicas so that a figure of each stays near its target, as Kubernetes' HPA does:
+    wanted = ceil(ready x figure / target), unless that is within 10 % of what there is."""
+
+    policy: Literal["outstanding", "queue", "kv_usage", "utilization", "ttft", "tpot", "predictive"] = "outstanding"
+    """figure of one replica: requests in it, requests waiting, share of KV blocks held, share of time busy, mean TTFT
+    or TPOT (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be
+    ready. What waits at the front door counts evenly for all replicas behind it"""
+    target: Annotated[Number, Field(gt=0)]
+    """what that figure should be"""
+    min: CountOrZero = 1
+    """0: scale to zero when nothing is there to do; a request that arrives then waits for a replica to start"""
+    max: Replicas
+    interval: Annotated[Seconds, Field(ge=0.01)] = 15.0
+    """from one look to the next (HPA's default)"""
+    scale_down_delay: Seconds = 300.0
+    """how long fewer replicas must have been enough (HPA's default)"""
+    startup: Startup = Startup()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min must not be above max (got {self.min} and {self.max})")
+        return self
+
+
 class Kind(Description):
     """Some replicas that are alike; what is left out is the scenario's own."""
 
     replicas: Replicas = 1
     model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    served_model_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """what requests call the model (vLLM's option); default: its own name"""
     hardware: Hardware | None = None
     parallelism: Parallelism | None = None
     precision: Precision | None = None
     engine: Engine | None = None
     weight: Annotated[Number, Field(gt=0)] = 1.0
     """of router weighted-random"""
+    autoscaler: Autoscaler | None = None
+    """of these replicas; begins with `replicas`"""
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be at one time."""
+        return self.autoscaler.max if self.autoscaler else self.replicas
 
     @model_serializer(mode="wrap")
     def _short(self, write: Any) -> dict:
@@ -126,55 +173,28 @@ class Admission(Description):
     """requests waiting at the front door: of more the least urgent is refused; default: any number"""
 
 
-class Startup(Description):
-    """What a new replica needs before it serves."""
-
-    node: Seconds = 0.0
-    """to get the machine and start the container"""
-    load_bandwidth: Annotated[BytesPerSecond, Field(gt=0)] | None = None
-    """at which weights are read; default: they are there at once"""
-    warmup: Seconds = 0.0
-    """compilation, CUDA graphs"""
-
-
-class Autoscaler(Description):
-    """Starts and stops replicas so that a figure of each stays near its target, as Kubernetes' HPA does:
-    wanted = ceil(ready x figure / target), unless that is within 10 % of what there is."""
-
-    policy: Literal["outstanding", "queue", "kv_usage", "utilization", "ttft", "predictive"] = "outstanding"
-    """figure of one replica: requests in it, requests waiting, share of KV blocks held, share of time busy, mean TTFT
-    (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be ready"""
-    target: Annotated[Number, Field(gt=0)]
-    """what that figure should be"""
-    min: CountOrZero = 1
-    """0: scale to zero when nothing is there to do; a request that arrives then waits for a replica to start"""
-    max: Replicas
-    interval: Annotated[Seconds, Field(ge=0.01)] = 15.0
-    """from one look to the next (HPA's default)"""
-    scale_down_delay: Seconds = 300.0
-    """how long fewer replicas must have been enough (HPA's default)"""
-    startup: Startup = Startup()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min must not be above max (got {self.min} and {self.max})")
-        return self
-
-
 class Failure(Description):
-    """Something breaks at `at`, and is whole again after `duration`."""
+    """Something breaks, at a stated time or by chance, and is whole again after `duration`."""
 
     kind: Literal["crash", "slow", "partition"] = "crash"
     """crash: a replica loses its requests and its memory; slow: its steps take `factor` times as long; partition:
     nothing goes from prefill to decode"""
-    replica: CountOrZero = 0
-    """its number, from 0; decode replicas come before prefill replicas"""
-    at: Seconds
+    replica: CountOrZero | None = None
+    """its number, from 0; decode replicas come before prefill replicas; default: 0, by chance every one"""
+    at: Seconds | None = None
     """from the start of the run"""
+    mean_time_between: Annotated[Seconds, Field(gt=0)] | None = None
+    """instead of `at`: from being whole to the next time, exponential, of each replica by itself; `duration` is then
+    the mean time to repair, exponential too"""
     duration: Annotated[Seconds, Field(gt=0)] | None = None
     """default: for ever"""
     factor: Annotated[Number, Field(ge=1, le=1e6)] = 2.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.at is None) == (self.mean_time_between is None):
+            raise ValueError("must have at or mean_time_between, and not both")
+        return self
 
 
 class Cluster(Description):
@@ -224,16 +244,19 @@ class Cluster(Description):
             raise ValueError("kinds: must not be given with prefill and decode, which are kinds themselves")
         if self.prefill and self.router != Router():
             raise ValueError("router: each pool has its own; give prefill.router and decode.router")
-        if self.prefill and self.autoscaler:
-            raise ValueError("autoscaler: cannot scale prefill and decode pools yet; remove it or the pools")
-        if self.autoscaler and self.kinds:
-            raise ValueError("autoscaler: needs replicas that are all alike; remove kinds")
-        if self.autoscaler and not self.autoscaler.min <= self.replicas <= self.autoscaler.max:
-            raise ValueError(f"replicas: must lie between autoscaler.min and autoscaler.max (got {self.replicas})")
+        if self.autoscaler and (self.kinds or self.prefill):
+            raise ValueError(f"autoscaler: each group has its own; give {self.group_names[0]}.autoscaler")
+        for name, group in zip(self.group_names, groups, strict=True):
+            if (scaler := group.autoscaler) and not scaler.min <= group.replicas <= scaler.max:
+                where = f"{name}.replicas" if len(groups) > 1 or self.kinds else name
+                raise ValueError(f"{where}: must lie between autoscaler.min and autoscaler.max (got {group.replicas})")
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if pool and pool.autoscaler and not pool.autoscaler.min:
+                raise ValueError(f"{name}.autoscaler.min: must be at least 1: what was computed must go somewhere")
         for number, failure in enumerate(self.failures):
             if failure.kind == "partition" and not self.prefill:
                 raise ValueError(f"failures.{number}: a partition needs prefill and decode pools")
-            if failure.replica >= self.most:
+            if failure.replica is not None and failure.replica >= self.most:
                 raise ValueError(
                     f"failures.{number}.replica: must be below {self.most}, the replicas are numbered from 0"
                     f" (got {failure.replica})"
@@ -245,7 +268,7 @@ class Cluster(Description):
         """The replicas in the order of their numbers."""
         if self.prefill and self.decode:
             return [self.decode, self.prefill]
-        return self.kinds or [Kind(replicas=self.replicas)]
+        return self.kinds or [Kind(replicas=self.replicas, autoscaler=self.autoscaler)]
 
     @property
     def routers(self) -> dict[str, Router]:
@@ -257,12 +280,26 @@ class Cluster(Description):
     @property
     def interacts(self) -> bool:
         """Whether replicas have to do with one another, whatever the router."""
-        return bool(self.prefill or self.admission or self.autoscaler or self.failures)
+        scaled = any(group.autoscaler for group in self.groups)
+        return bool(self.prefill or self.admission or scaled or self.failures)
 
     @property
     def most(self) -> int:
         """Replicas that there may be at one time."""
-        return self.autoscaler.max if self.autoscaler else self.replicas
+        return sum(group.most for group in self.groups)
+
+    @property
+    def ranges(self) -> list[range]:
+        """The numbers of each group's replicas, those included that its autoscaler may start."""
+        ends = list(accumulate(group.most for group in self.groups))
+        return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+    @property
+    def group_names(self) -> list[str]:
+        """The keys of `groups`."""
+        if self.prefill and self.decode:
+            return ["decode", "prefill"]
+        return [f"kinds.{number}" for number in range(len(self.kinds))] if self.kinds else ["replicas"]
 
     @model_serializer(mode="wrap")
     def _short(self, write: Any) -> dict:

@@ -218,6 +218,10 @@ class Workload(Description):
     """mean time from an answer to the next request of its session or user (exponential): reading, typing, a tool"""
     tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
     """who sends the requests, by name; sessions stay with theirs"""
+    models: Annotated[dict[str, Annotated[Number, Field(gt=0)]], Field(min_length=1)] | None = None
+    """which models the requests ask for, as the replicas call them: {name: share}; sessions stay with theirs"""
+    model_column: Annotated[str, Field(min_length=1)] | None = None
+    """instead: the trace's column that names each request's model"""
 
     timeout: Annotated[Seconds, Field(gt=0)] | None = None
     """after which a client gives up waiting for the whole answer; default: never"""
@@ -281,6 +285,8 @@ class Workload(Description):
             times = [time for time, _ in self.curve]
             if len(times) < 2 or times[0] != 0 or any(b <= a for a, b in pairwise(times)):
                 wrong.append("curve must be points from 0 s on, in order, and end with the period")
+        if self.model_column and (self.trace is None or self.models):
+            wrong.append("model_column is for a trace, instead of models")
         if self.ramp_up and self.request_rate is not None:
             wrong.append("must have request_rate or ramp_up, not both")
         if wrong:
