@@ -13,6 +13,7 @@ from .cost.drafting import (
     verification_engine,
     with_drafter,
 )
+from .cost.lora import adapter_bytes, with_adapters
 from .cost.memory import Memory, longest_sequence, memory_waterfall
 from .cost.steptime import compile_step_cost
 from .engine.fleet import ReplicaSpec, make_knobs
@@ -24,10 +25,12 @@ from .spec.early_exit import EarlyExit
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.errors import InputError
 from .spec.hardware import Hardware
+from .spec.lora import Lora
 from .spec.parallelism import Parallelism
 from .spec.precision import Precision
 from .spec.scenario import Scenario
 from .spec.speculation import Speculation
+from .spec.units import short
 from .workload.acceptance import acceptance_table
 
 FAMILY = ("order", "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
@@ -47,6 +50,7 @@ class Deployment:
     memory: Memory
     speculation: Speculation | None = None
     early_exit: EarlyExit | None = None
+    lora: Lora | None = None
 
     def step_cost(self) -> StepCost:
         """The engine's tables of seconds."""
@@ -143,6 +147,7 @@ def deploy(
     engine: Engine,
     speculation: Speculation | None = None,
     early_exit: EarlyExit | None = None,
+    lora: Lora | None = None,
 ) -> Deployment:
     """Resolve names and defaults, and divide the memory. InputError if the server would not start.
 
@@ -161,9 +166,13 @@ def deploy(
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
+    if lora is not None:
+        slot = adapter_bytes(model, precision, parallelism, lora.slot_rank)
+        memory = with_adapters(memory, lora.max_loras * slot)
+        resolved = _shortened(resolved, memory, "the adapters")
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
-    return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit)
+    return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
 
 
 def _beside_drafter(
@@ -193,17 +202,22 @@ def _beside_drafter(
         )
     weights, kv = own_bytes(speculation, model, hardware, precision, parallelism)
     memory = with_drafter(memory, weights, kv)
+    return memory, _shortened(engine, memory, "the drafter")
+
+
+def _shortened(engine: ResolvedEngine, memory: Memory, beside: str) -> ResolvedEngine:
+    """The engine with a max_model_len that fits what is left of the KV cache. InputError if the user's does not."""
     tables = sum(group.tables for group in memory.kv_groups)
     longest = (memory.num_gpu_blocks - 1) // tables * memory.block_size
-    if engine.max_model_len > longest:
-        if engine.origin["max_model_len"] == "user":
-            raise InputError(
-                f"engine.max_model_len: one sequence of {engine.max_model_len} tokens does not fit beside the drafter;"
-                f" must be at most {longest}"
-            )
-        origin = {**engine.origin, "max_model_len": "limited by the KV cache"}
-        engine = replace(engine, max_model_len=longest, origin=origin)
-    return memory, engine
+    if engine.max_model_len <= longest:
+        return engine
+    if engine.origin["max_model_len"] == "user":
+        raise InputError(
+            f"engine.max_model_len: one sequence of {engine.max_model_len} tokens does not fit beside {beside};"
+            f" must be at most {longest}"
+        )
+    origin = {**engine.origin, "max_model_len": "limited by the KV cache"}
+    return replace(engine, max_model_len=longest, origin=origin)
 
 
 MAX_LOGITS = 2**20  # rows of the LM head's table
@@ -230,7 +244,26 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
         name = served_name(deployment, kind)
         if named.setdefault(name, deployment.model) != deployment.model:
             raise InputError(f"cluster.{where}.served_model_name: {name} is another model already; must differ")
+    _check_adapters(kinds, cluster.group_names)
     return kinds
+
+
+def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> None:
+    """InputError if an adapter has another model's name, or if only some of a model's replicas have it."""
+    models = [served_name(deployment, kind) for deployment, kind in kinds]
+    owner = {model: model for model in models}
+    of_model: dict[str, dict[str, int]] = {}
+    for (deployment, _), model, key in zip(kinds, models, keys, strict=True):
+        own = deployment.lora.adapters if deployment.lora else {}
+        if own != of_model.setdefault(model, own):
+            raise InputError(f"cluster.{key}.lora.adapters: must be those of the other replicas of {model}")
+        for adapter in own:
+            if adapter in models or owner.setdefault(adapter, model) != model:
+                raise InputError(f"cluster.{key}.lora.adapters: {short(adapter)} is another model's name; must differ")
+        if own and deployment.hardware.pcie_bandwidth is None:
+            raise InputError(
+                f"hardware.pcie_bandwidth: missing; adapters are loaded over it ({deployment.hardware.name})"
+            )
 
 
 def served_name(deployment: Deployment, kind: Kind) -> str:
@@ -242,7 +275,7 @@ def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
     names = ("model", "hardware", "precision", "parallelism", "engine")
     own = (getattr(kind, name) for name in names)
     parts = (getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True))
-    return deploy(*parts, scenario.speculation, scenario.early_exit)
+    return deploy(*parts, scenario.speculation, scenario.early_exit, kind.lora or scenario.lora)
 
 
 def deployment_of(scenario: Scenario) -> Deployment:

@@ -1,6 +1,7 @@
 """One run: description in, records out."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from .cluster.clients import Clients
 from .cluster.pool import Site, pools_of
 from .cluster.serve import Progress, Served, serve
 from .cost.floors import floor_itl, floor_ttft
+from .cost.lora import adapter_bytes
 from .cost.steptime import provenance
 from .deployment import Deployment, deployments_of, served_name
 from .engine.fleet import Fleet, ReplicaSpec
@@ -95,10 +97,24 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
-            served_name(deployment, kind) if load.models or load.model_column else "",
+            **(_named(deployment, kind) if load.models or load.model_column else {}),
         )
         sites += [(replica, site)] * kind.most
     return sites
+
+
+def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
+    """What requests may ask a replica for, and what it takes to have it there."""
+    lora, parts = deployment.lora, (deployment.model, deployment.precision, deployment.parallelism)
+    return {"model": served_name(deployment, kind)} | (
+        {
+            "adapters": {name: adapter_bytes(*parts, rank) for name, rank in lora.adapters.items()},
+            "max_loras": lora.max_loras,
+            "host_bandwidth": deployment.hardware.pcie_bandwidth,
+        }
+        if lora
+        else {}
+    )
 
 
 def _simulate(
@@ -111,7 +127,7 @@ def _simulate(
     save_detailed: bool,
 ) -> Result:
     load = scenario.workload
-    which = pools_of(requests, list(dict.fromkeys(site.model for _, site in sites)))
+    which = pools_of(requests, [site for _, site in sites])
     shortest = _shortest(kinds, [site.model for _, site in sites])
     longest = np.array([deployment.engine.max_model_len for deployment in shortest])[which]
     max_tokens = resolve_max_tokens(load, requests, longest)

@@ -69,7 +69,7 @@ def some_requests(draw: random.Random) -> Requests:
 
 def a_cluster(draw: random.Random) -> Cluster:
     policies = ["round-robin", "random", "weighted-random", "least-outstanding", "power-of-two", "least-kv", "session"]
-    policies += ["prefix-aware", "weighted"]
+    policies += ["prefix-aware", "weighted", "weighted"]
 
     def router() -> dict:
         policy = draw.choice(policies)
@@ -98,7 +98,7 @@ def a_cluster(draw: random.Random) -> Cluster:
             "prefill": {"router": router(), **group(1)},
             "decode": {"router": router(), **group(1)},
             "transfer": {
-                "bandwidth": draw.choice([1e3, 1e6, 1e12]),
+                "bandwidth": draw.choice([1e4, 1e6, 1e12]),
                 "latency": draw.choice([0, 0.002]),
                 "overlap": draw.choice(["none", "layers"]),
                 "min_prompt_tokens": draw.choice([0, 0, 10]),
@@ -136,9 +136,13 @@ def check(seed: int) -> None:
     models = [model for model, numbers in of_group for _ in numbers]
     if draw.random() < 0.7:
         models = ["A"] * len(models)
+    adapters = {model: draw.choice([{}, {model + "1": 1.0, model + "2": 3.0}]) for model in "AB"}
     names = sorted(set(models))
-    requests = replace(requests, model=np.array([draw.randrange(len(names)) for _ in requests.arrival]),
-                       models=tuple(names))  # fmt: skip
+    names += [adapter for model in names for adapter in adapters[model]]
+    base = {adapter: model for model in "AB" for adapter in (model, *adapters[model])}
+    requests = replace(
+        requests, model=np.array([draw.randrange(len(names)) for _ in requests.arrival]), models=tuple(names)
+    )
     fleet = Fleet([one] * cluster.most, shares_text=True)
     clients = Clients(
         requests.output_tokens + draw.choice([0, 5]),
@@ -148,7 +152,8 @@ def check(seed: int) -> None:
         0.01,
         np.array([draw.randint(0, 2) for _ in range(len(requests))]),
     )
-    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4, model) for model in models]
+    slots = (draw.randint(1, 2), draw.choice([30.0, 1e6]))
+    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4, model, adapters[model], *slots) for model in models]
     served = serve(cluster, fleet, sites, requests, clients, seed, None)
     r = served.requests
     assert len(r) == len(requests)
@@ -169,7 +174,8 @@ def check(seed: int) -> None:
     if not cluster.failures:
         assert not (r["status"] == state.LOST).any()
     there = done["replica"]
-    assert (np.array(models)[there] == np.array(names)[requests.model[r["status"] == state.COMPLETED]]).all()
+    asked = [base[names[m]] for m in requests.model[r["status"] == state.COMPLETED]]
+    assert (np.array(models)[there] == asked).all()
     visits = fleet.requests[fleet.requests["replica"] >= 0]
     assert (visits["status"] >= state.COMPLETED).all()
     assert (visits["num_blocks"] == 0).all()

@@ -51,13 +51,13 @@ class Failures:
         front = self.front
         if not front.left:
             return
-        self._change(failure, replica, True)
+        self._change(failure, replica, True, duration is None)
         if duration is not None:
             yield front.clock.at(front.clock.now + duration)
             if front.left:
                 self._change(failure, replica, False)
 
-    def _change(self, failure: Failure, replica: int, breaks: bool) -> None:
+    def _change(self, failure: Failure, replica: int, breaks: bool, for_ever: bool = False) -> None:
         front, now = self.front, self.front.clock.now
         if failure.kind == "slow":
             factors = self.slow.setdefault(replica, [])
@@ -65,7 +65,7 @@ class Failures:
             front.fleet.slow_down(replica, max(factors, default=1.0))
         elif failure.kind == "partition":
             self.cuts += 1 if breaks else -1
-            front.cut(self.cuts > 0)
+            front.cut(self.cuts > 0, for_ever)
         else:
             before = self.crashes.get(replica, 0)
             self.crashes[replica] = before + (1 if breaks else -1)

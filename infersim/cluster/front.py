@@ -22,6 +22,7 @@ from ..engine.state import (
 from ..spec.cluster import Cluster
 from ..spec.cluster import Router as RouterSpec
 from ..workload.requests import Requests, own_text
+from .adapters import Slots
 from .clients import Clients
 from .clock import Clock
 from .failures import Failures
@@ -38,7 +39,16 @@ class Front:
     `pools` are the replicas that answer, a pool for each model.
     """
 
-    def __init__(self, spec: Cluster, fleet: Fleet, sites: list[Site], requests: Requests, clients: Clients, seed: int):
+    def __init__(
+        self,
+        spec: Cluster,
+        fleet: Fleet,
+        sites: list[Site],
+        requests: Requests,
+        clients: Clients,
+        seed: int,
+        adapters: list[str] | None = None,
+    ):
         n = len(requests)
         self.spec, self.fleet, self.sites, self.clients = spec, fleet, sites, clients
         self.clock = Clock(fleet)
@@ -83,6 +93,9 @@ class Front:
         self.order = 0
         self.limit = spec.admission.max_outstanding if spec.admission else 0
         self.tree: PrefixTree | None = None
+        self.adapters = adapters
+        """the LoRA adapter of each request, if there are any"""
+        self.slots = Slots(self.clock, fleet, sites) if adapters is not None else None
         self.home: dict[int, Pool] = {}
         """the pool of each replica"""
         by_model: dict[str, list[int]] = {}
@@ -91,14 +104,16 @@ class Front:
                 by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
         router = spec.decode.router if spec.decode else spec.router
         self.pools = [self.make_pool(router, members, self.limit) for members in by_model.values()]
-        self.which = pools_of(requests, list(by_model)).tolist()
+        self.which = pools_of(requests, sites).tolist()
         """the number of each request's pool"""
         longest = np.array([fleet.knobs["max_model_len"][pool.members].min() for pool in self.pools])[self.which]
         prompt = requests.prompt_tokens
         too_long = np.where(prompt.astype("i8") + clients.max_tokens > longest, OVER_MAX_MODEL_LEN, 0)
         self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
         """i1[n]: why a request cannot be served at all, or 0"""
-        self.watched = bool(self.followers or clients.max_concurrency or clients.timeout or spec.interacts)
+        self.watched = bool(
+            self.followers or clients.max_concurrency or clients.timeout or spec.interacts or adapters is not None
+        )
         """whether what becomes of requests changes what happens next"""
 
     def make_pool(self, router: RouterSpec, members: list[int], max_outstanding: int) -> Pool:
@@ -106,7 +121,7 @@ class Front:
         requests, names = self.requests, np.array(members)
         if self.tree is None and needs_prefixes(router):
             self.tree = PrefixTree(requests)
-        signals = Signals(self.fleet, names, aged=router.signal_age > 0)
+        signals = Signals(self.fleet, names, router.signal_age > 0, self.slots)
         chooser = Router(
             router,
             signals,
@@ -118,12 +133,13 @@ class Front:
             requests.prompt_tokens.tolist(),
             self.fleet.knobs["block_size"][names],
             lambda i: self.fleet.match(self.row[i])[names],
+            self.adapters,
         )
         if router.signal_age:
             self.clock.add_report(router.signal_age, signals.report)
         groups = zip(self.spec.groups, self.spec.ranges, strict=True)
         ready = {replica for group, numbers in groups for replica in numbers[: group.replicas]}
-        pool = Pool(self.fleet, names, chooser, np.isin(names, list(ready)), max_outstanding)
+        pool = Pool(self.fleet, names, chooser, np.isin(names, list(ready)), max_outstanding, self.slots)
         self.home |= dict.fromkeys(members, pool)
         return pool
 
@@ -252,7 +268,14 @@ class Front:
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A replica gets request i."""
-        self.fleet.send(self.row[i], self.pool_of_request(i).choose(i, allowed), time)
+        self.deliver(i, self.row[i], self.pool_of_request(i).choose(i, allowed), time)
+
+    def deliver(self, i: int, row: int, replica: int, time: float) -> None:
+        """A replica gets a row of request i, as soon as it has the adapter that it needs."""
+        if self.slots is not None and self.adapters[i]:
+            self.slots.deliver(row, self.adapters[i], replica, lambda: self.fleet.send(row, replica, self.clock.now))
+        else:
+            self.fleet.send(row, replica, time)
 
     def _refuse(self, pool: Pool, time: float) -> None:
         """The queue is full: the least urgent request in it is refused, of equals the last."""
@@ -269,7 +292,13 @@ class Front:
         row = self.row[i]
         self.token[i] += 1
         if self.fleet.requests["replica"][row] >= 0:
-            self.fleet.abort(row, time)
+            self.abort(row, time)
+
+    def abort(self, row: int, time: float) -> None:
+        """A row ends here and now, wherever it is."""
+        self.fleet.abort(row, time)
+        if self.slots is not None:
+            self.slots.leave(row)
 
     def fail_replica(self, replica: int, time: float) -> None:
         """A replica dies: what it was doing is lost, and tried again by clients that do."""
@@ -282,13 +311,15 @@ class Front:
         for pool in self.pools:
             self.admit(pool, time)
 
-    def cut(self, is_cut: bool) -> None:
+    def cut(self, is_cut: bool, for_ever: bool) -> None:
         """Nothing goes from prefill to decode replicas, or does again: see HandOver."""
         raise NotImplementedError
 
     def _finished(self, _: float, row: int, kind: int) -> None:
         i = self.owner.get(row, row)
         time = float(self.fleet.requests["last_token"][row])  # the clock may be later: the engine was busy
+        if self.slots is not None:
+            self.slots.leave(row)
         if not self.handed_over(i, row, time):
             self._end(i, COMPLETED, time)
         self.drain()
@@ -331,11 +362,11 @@ class Front:
 
     def columns(self) -> dict[str, np.ndarray]:
         """What requests.csv says of each request beside its record."""
-        return {"attempts": self.attempts}
+        return {"attempts": self.attempts} | (self.slots.columns(self.row) if self.slots else {})
 
     def route(self, end: float) -> dict[str, Any]:
         """How requests found their replicas, JSON-ready."""
-        return {"policy": self.pools[0].router.spec.policy}
+        return {"policy": self.pools[0].router.spec.policy} | (self.slots.figures() if self.slots else {})
 
     def seconds_available(self, end: float) -> np.ndarray:
         """f8[R]: how long each replica was there."""

@@ -23,8 +23,17 @@ from .pool import Pool, Site
 class HandOver(Front):
     """A front door to a prefill pool and a decode pool, which answers."""
 
-    def __init__(self, spec: Cluster, fleet: Fleet, sites: list[Site], requests: Requests, clients: Clients, seed: int):
-        super().__init__(spec, fleet, sites, requests, clients, seed)
+    def __init__(
+        self,
+        spec: Cluster,
+        fleet: Fleet,
+        sites: list[Site],
+        requests: Requests,
+        clients: Clients,
+        seed: int,
+        adapters: list[str] | None = None,
+    ):
+        super().__init__(spec, fleet, sites, requests, clients, seed, adapters)
         n = len(requests)
         self.pool: Pool = self.pools[0]
         self.prefill: Pool = self.make_pool(spec.prefill.router, list(spec.ranges[1]), 0)
@@ -37,6 +46,10 @@ class HandOver(Front):
         self.prefill_row = list(range(start, start + n))
         self.owner |= {row: row - start for row in self.prefill_row}
         self.short = (requests.prompt_tokens < spec.transfer.min_prompt_tokens).tolist()
+        self.severed = False
+        """the link is cut for ever"""
+        self.on_their_way: set[int] = set()
+        """requests whose prompt has been computed and has not arrived"""
         self.split = np.zeros(n, bool)
         """bool[n]: whether its last attempt went by a prefill replica"""
         self.computed = np.full(n, np.nan)
@@ -50,16 +63,16 @@ class HandOver(Front):
         return np.ones(len(self.requests), bool)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
-        """A prefill replica gets request i, or a decode replica if its prompt is short or no prefill replica lives."""
+        """A prefill replica gets request i, or a decode replica if its prompt is short or nobody can hand it over."""
         there = self.prefill.allowed()
-        self.split[i] = not (self.short[i] or (there is not None and not there.any()))
+        self.split[i] = not (self.short[i] or self.severed or (there is not None and not there.any()))
         if not self.split[i]:
             super().dispatch(i, allowed, time)
             return
         if self.fleet.requests["replica"][self.prefill_row[i]] >= 0:
             self.prefill_row[i] = self.fleet.add_like(self.prefill_row[i])
             self.owner[self.prefill_row[i]] = i
-        self.fleet.send(self.prefill_row[i], self.prefill.choose(i, there), time)
+        self.deliver(i, self.prefill_row[i], self.prefill.choose(i, there), time)
 
     def handed_over(self, i: int, row: int, time: float) -> bool:
         if row == self.prefill_row[i]:
@@ -74,10 +87,17 @@ class HandOver(Front):
         allowed = self.pool.allowed()
         if allowed is not None and not allowed.any():
             allowed = self.pool.ready()  # what was let in is let through
-            if not allowed.any():
-                self.lose(i, clock.now)
-                return
+        if self.severed or (allowed is not None and not allowed.any()):
+            self.lose(i, clock.now)
+            return
+        self.on_their_way.add(i)
         replica = self.pool.choose(i, allowed)
+        if self.slots is not None and self.adapters[i]:  # before memory, so that nobody waits for it in a circle
+            ready = clock.event()
+            self.slots.deliver(answer, self.adapters[i], replica, ready.succeed)
+            yield ready
+            if not self.is_current(i, token):
+                return
         blocks = self.fleet.reserve(answer, replica, clock.now)
         if blocks < 0:
             room = clock.event()
@@ -90,6 +110,7 @@ class HandOver(Front):
             yield clock.at(clock.now + transfer.latency)
         yield self.link.transfer(self._bytes(i, row, blocks, replica))
         if self.is_current(i, token):
+            self.on_their_way.discard(i)
             self.received[i] = clock.now
             self.fleet.release(row, clock.now)
             self.fleet.send(answer, replica, clock.now)
@@ -117,19 +138,24 @@ class HandOver(Front):
 
     def withdraw(self, i: int, time: float) -> None:
         super().withdraw(i, time)
+        self.on_their_way.discard(i)
         row = self.fleet.requests[self.prefill_row[i]]
         if row["replica"] >= 0:
             if row["status"] < COMPLETED:
-                self.fleet.abort(self.prefill_row[i], time)
+                self.abort(self.prefill_row[i], time)
             elif row["num_blocks"] > 0:
                 self.fleet.release(self.prefill_row[i], time)
         for replica in self.pool.members:
             self._make_room(replica)
         self.drain()
 
-    def cut(self, is_cut: bool) -> None:
-        """The link between the pools breaks, or is whole again."""
+    def cut(self, is_cut: bool, for_ever: bool) -> None:
+        """The link between the pools breaks, or is whole again. What can never arrive is lost."""
         self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
+        self.severed |= for_ever
+        if for_ever:
+            for i in sorted(self.on_their_way):
+                self.lose(i, self.clock.now)
 
     @property
     def all_pools(self) -> list[Pool]:
@@ -155,8 +181,7 @@ class HandOver(Front):
             values = values[~np.isnan(values)]
             return float(values.mean()) * 1e3 if len(values) else None
 
-        return {
-            "policy": self.spec.decode.router.policy,
+        return super().route(end) | {
             "prefill_policy": self.spec.prefill.router.policy,
             "handed_over": int((~np.isnan(self.received)).sum()),
             "transfer_bytes": self.bytes,

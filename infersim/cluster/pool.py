@@ -1,8 +1,9 @@
 """A pool of replicas behind a router: which of them are ready, and what they have been asked to do."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from ..spec.errors import InputError
 from ..spec.units import short
 from ..workload.requests import Requests
 from .routers import Router
+
+if TYPE_CHECKING:
+    from .adapters import Slots
 
 READY, OFF, STARTING, DRAINING, DEAD = range(5)
 THERE = (READY, STARTING, DRAINING)
@@ -29,12 +33,26 @@ class Site:
     """on one GPU: what it loads when it starts"""
     model: str = ""
     """what requests call the model that it serves"""
+    adapters: Mapping[str, float] = field(default_factory=dict)
+    """bytes on one GPU of each LoRA adapter that it can load"""
+    max_loras: int = 0
+    """adapters that it has room for"""
+    host_bandwidth: float = np.inf
+    """B/s, from the host's memory to each GPU"""
 
 
 class Pool:
     """Some replicas of the fleet, `members` i8[k], that a router chooses among. Numbers of replicas are the fleet's."""
 
-    def __init__(self, fleet: Fleet, members: np.ndarray, router: Router, ready: np.ndarray, max_outstanding: int):
+    def __init__(
+        self,
+        fleet: Fleet,
+        members: np.ndarray,
+        router: Router,
+        ready: np.ndarray,
+        max_outstanding: int,
+        slots: "Slots | None",
+    ):
         k = len(members)
         self.fleet, self.router = fleet, router
         self.members = members.tolist()
@@ -51,6 +69,7 @@ class Pool:
         """requests that no replica may have yet: (priority, order, request, token), a heap"""
         self.reserving: dict[int, deque] = {}
         """hand-overs that wait for KV blocks, by replica"""
+        self.slots = slots
         self.wakers: list[Callable[[], bool]] = []
         """asked in turn to start a replica when a request finds none"""
         self.all_ready = bool(ready.all())
@@ -84,6 +103,8 @@ class Pool:
         self.all_ready = bool((self.state == READY).all())
         if state in (OFF, DEAD):
             self.router.forget(r)
+            if self.slots is not None:
+                self.slots.forget(replica)
 
     def drain(self, time: float) -> None:
         """Replicas that were only to finish their requests go when they have."""
@@ -99,13 +120,26 @@ class Pool:
         return np.clip(self.available + there, 0.0, end)
 
 
-def pools_of(requests: Requests, models: list[str]) -> np.ndarray:
-    """i8[n]: which of the models each request is for. InputError for one that is not among them."""
+def pools_of(requests: Requests, sites: list[Site]) -> np.ndarray:
+    """i8[n]: which model each request is for, or whose adapter, of the sites' in their order.
+
+    InputError for a name that no replica serves.
+    """
     if not requests.models:
         return np.zeros(len(requests), "i8")
-    places = []
+    places: dict[str, int] = {}
+    for model in dict.fromkeys(site.model for site in sites):
+        places[model] = len(places)
+    for site in sites:
+        places |= dict.fromkeys(site.adapters, places[site.model])
     for name in requests.models:
-        if name not in models:
-            raise InputError(f"workload: no replica serves model {short(name)}; served are {', '.join(models)}")
-        places.append(models.index(name))
-    return np.array(places)[requests.model]
+        if name not in places:
+            raise InputError(f"workload: no replica serves model {short(name)}; served are {', '.join(places)}")
+    return np.array([places[name] for name in requests.models])[requests.model]
+
+
+def adapters_of(requests: Requests, sites: list[Site]) -> list[str] | None:
+    """The adapter that each request is for, "" for none; None if no request is for any."""
+    known = {name for site in sites for name in site.adapters}
+    names = [name if name in known else "" for name in requests.models]
+    return [names[m] for m in requests.model.tolist()] if any(names) else None

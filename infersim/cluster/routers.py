@@ -35,7 +35,8 @@ class Router:
     """Chooses among the replicas 0 ... k - 1 of its pool, for requests 0 ... n - 1.
 
     weights: f8[k], for weighted-random; tree: for policies that remember prefixes; sessions: of the requests;
-    block_size: i8[k], tokens; match: i4[k] of a request, tokens that each replica has cached now, as KV events tell.
+    block_size: i8[k], tokens; match: i4[k] of a request, tokens that each replica has cached now, as KV events tell;
+    adapters: of the requests.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Router:
         prompt_tokens: list[int],
         block_size: np.ndarray,
         match: Callable[[int], np.ndarray],
+        adapters: list[str] | None,
     ):
         self.spec = spec
         self.signals = signals
@@ -58,6 +60,7 @@ class Router:
         self.prompt_tokens = prompt_tokens
         self.block_size = block_size
         self.match = match
+        self.adapters = adapters
         self.k = len(weights)
         self.last = -1
         self.draws = draws(n, seed).tolist()
@@ -160,6 +163,9 @@ def _weighted(router: Router, i: int, allowed: np.ndarray | None) -> int:
         score += weights.kv_usage * (1.0 - signals.kv_usage)
     if weights.prefix:
         score += weights.prefix * router.index.overlap(i) / router.prompt_tokens[i]
+    if weights.lora_affinity and router.adapters is not None and router.adapters[i]:
+        name = router.adapters[i]
+        score += weights.lora_affinity * np.array([loaded.affinity(name) for loaded in signals.adapters])
     return router.least(-score, allowed)
 
 

@@ -13,7 +13,7 @@ from ..spec.cluster import STATIC_POLICIES, Cluster
 from ..spec.errors import InputError
 from ..workload.requests import Requests, own_text
 from .clients import Clients
-from .pool import Site, pools_of
+from .pool import Site, adapters_of, pools_of
 from .routers import assign, draws
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def serve(
         if router.policy == "session" and requests.session is None:
             raise InputError(f"{name}: session needs a workload with sessions (turns, users or a trace with them)")
     policy = spec.router.policy
-    alone = k == 1 or (policy in STATIC_POLICIES and not clients.max_concurrency)
+    adapters = adapters_of(requests, sites)
+    alone = adapters is None and (k == 1 or (policy in STATIC_POLICIES and not clients.max_concurrency))
     if alone and requests.after is None and not (clients.timeout or spec.interacts):
         fleet.knobs["max_concurrency"] = clients.max_concurrency
         replica = 0 if k == 1 else _assign(policy, sites, requests, seed)
@@ -75,7 +76,7 @@ def serve(
     from .front import Front
     from .handover import HandOver
 
-    front = (HandOver if spec.prefill else Front)(spec, fleet, sites, requests, clients, seed)
+    front = (HandOver if spec.prefill else Front)(spec, fleet, sites, requests, clients, seed, adapters)
     scalers = [
         Autoscaler(group.autoscaler, name, front, front.home[numbers[0]], list(numbers))
         for name, group, numbers in zip(spec.group_names, spec.groups, spec.ranges, strict=True)
@@ -101,7 +102,7 @@ def serve(
 def _assign(policy: str, sites: list[Site], requests: Requests, seed: int) -> np.ndarray:
     """i8[n]: the replica of each request under a static policy, model by model."""
     models = list(dict.fromkeys(site.model for site in sites))
-    which, chance, replica = pools_of(requests, models), draws(len(requests), seed), np.zeros(len(requests), "i8")
+    which, chance, replica = pools_of(requests, sites), draws(len(requests), seed), np.zeros(len(requests), "i8")
     for number, model in enumerate(models):
         members = np.array([r for r, site in enumerate(sites) if site.model == model])
         weights = np.array([sites[r].weight for r in members])

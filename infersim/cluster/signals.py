@@ -1,18 +1,24 @@
 """What a router sees of the replicas: counts as they are, or as they were when the replicas last reported."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..engine.fleet import Fleet
+
+if TYPE_CHECKING:
+    from .adapters import Loaded, Slots
 
 
 class Signals:
     """Of some replicas of a fleet, `members` i8[k]. With `aged` everything is as of the last `report`."""
 
-    def __init__(self, fleet: Fleet, members: np.ndarray, aged: bool):
+    def __init__(self, fleet: Fleet, members: np.ndarray, aged: bool, slots: "Slots | None"):
         k, ranks = len(members), int(fleet.call["ranks"][0])
         together = members[-1] - members[0] == k - 1
         pool = slice(members[0], members[0] + k) if together else members
         self._aged = aged
+        self._slots, self._members = slots, members.tolist()
         self._pool = pool
         self._finished = fleet.replicas["num_finished"]
         self._waiting = fleet.schedulers["num_waiting"].reshape(-1, ranks)
@@ -24,7 +30,7 @@ class Signals:
 
     def report(self) -> None:
         """The replicas say how they are."""
-        self._reported = (self._outstanding(), self._waits(), self._usage())
+        self._reported = (self._outstanding(), self._waits(), self._usage(), self._adapters())
 
     def _outstanding(self) -> np.ndarray:
         return self.routed - self._finished[self._pool]
@@ -34,6 +40,14 @@ class Signals:
 
     def _usage(self) -> np.ndarray:
         return 1.0 - self._free[self._pool].sum(axis=1) / self.blocks
+
+    def _adapters(self) -> "list[Loaded]":
+        return [self._slots.loaded(replica) for replica in self._members] if self._slots else []
+
+    @property
+    def adapters(self) -> "list[Loaded]":
+        """What each replica has loaded."""
+        return self._reported[3] if self._aged else self._adapters()
 
     @property
     def in_flight(self) -> np.ndarray:

@@ -224,6 +224,7 @@ def _memory(answer: dict[str, Any]) -> dict[str, Any]:
     parts = {
         "weights": memory["weights_bytes"],
         "KV cache": memory["kv_bytes"],
+        "adapters": memory["adapter_bytes"],
         "activations": memory["activation_bytes"],
         "CUDA graphs": memory["cuda_graph_bytes"],
         "other": memory["overhead_bytes"],

@@ -155,8 +155,6 @@ def _why(explain: dict) -> list[Line]:
 
 def _cluster(replicas: list[dict], route: dict) -> list[Line]:
     """How several replicas shared the work, least to most; hand-overs and scaling."""
-    if len(replicas) == 1:
-        return []
 
     def span(name: str, form: Callable[[Any], str]) -> str:
         values = [row[name] for row in replicas if row["available_s"]] or [0]
@@ -167,7 +165,7 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
         f"{route['policy']}: {span('requests', '{:,}'.format)} requests each, busy {span('busy_share', _percent)},"
         f" KV {span('mean_kv_usage', _percent)} used (peak {span('peak_kv_usage', _percent)})"
     )
-    lines = _field("replicas", [shares])
+    lines = _field("replicas", [shares]) if len(replicas) > 1 else []
     if "handed_over" in route:
         text = (
             f"{route['handed_over']:,} prompts, {_number(route['transfer_bytes'] / 1e9)} GB:"
@@ -175,6 +173,9 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
             f" {_number(route['mean_transfer_ms'])} ms on the way (link busy {_percent(route['link_busy_share'])})"
         )
         lines += _field("hand-over", [text])
+    if "adapter_loads" in route:
+        text = f"{route['adapter_loads']:,} loads for {route['adapter_requests']:,} requests,"
+        lines += _field("adapters", [f"{text} which waited {_number(route['mean_adapter_wait_ms'])} ms for a slot"])
     if scalers := route.get("autoscalers"):
         usd = f", {' to '.join(f'{x:.2f}' for x in route['usd'])} USD" if route["usd"] else ""
         parts = [
@@ -216,6 +217,7 @@ def _memory(memory: dict, engine: dict) -> list[Line]:
         f"{name} {memory[key] / GIB:.2f}"
         for name, key in (
             ("weights", "weights_bytes"),
+            ("adapters", "adapter_bytes"),
             ("activations", "activation_bytes"),
             ("graphs", "cuda_graph_bytes"),
             ("other", "overhead_bytes"),

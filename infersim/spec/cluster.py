@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_serializer, model_validator
 from .base import Description
 from .engine import Engine
 from .hardware import Hardware
+from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
 from .units import BytesPerSecond, Count, CountOrZero, Number, Seconds, Share
@@ -41,10 +42,13 @@ class Scorers(Description):
     """fewest requests in the replica"""
     prefix: Number = 3.0
     """largest share of the prompt that the router believes to be cached there"""
+    lora_affinity: Number = 1.0
+    """of requests for an adapter: 1 where it is loaded, 0.8 where a slot is free, 0.6 where others wait for it, else 0
+    (Gateway API Inference Extension's lora-affinity-scorer)"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not any((self.queue, self.kv_usage, self.outstanding, self.prefix)):
+        if not any((self.queue, self.kv_usage, self.outstanding, self.prefix, self.lora_affinity)):
             raise ValueError("at least one weight must be above 0")
         return self
 
@@ -130,6 +134,7 @@ class Kind(Description):
     parallelism: Parallelism | None = None
     precision: Precision | None = None
     engine: Engine | None = None
+    lora: Lora | None = None
     weight: Annotated[Number, Field(gt=0)] = 1.0
     """of router weighted-random"""
     autoscaler: Autoscaler | None = None

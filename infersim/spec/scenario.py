@@ -12,6 +12,7 @@ from .early_exit import EarlyExit
 from .engine import Engine
 from .errors import InputError
 from .hardware import Hardware, load_hardware
+from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
 from .resources import exists, find, load_yaml, parse_yaml
@@ -55,6 +56,8 @@ class Scenario(Description):
     cluster: Cluster = Cluster()
     speculation: Speculation | None = None
     """drafts that the model verifies; null: none"""
+    lora: Lora | None = None
+    """adapters beside the model; null: none"""
     early_exit: EarlyExit | None = None
     """where tokens may leave the layers; approximate; null: nowhere"""
     simulation: Simulation = Simulation()
