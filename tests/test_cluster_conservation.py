@@ -101,7 +101,7 @@ def a_cluster(draw: random.Random) -> Cluster:
                 "bandwidth": draw.choice([1e4, 1e6, 1e12]),
                 "latency": draw.choice([0, 0.002]),
                 "overlap": draw.choice(["none", "layers"]),
-                "min_prompt_tokens": draw.choice([0, 0, 10]),
+                "hand_over": draw.choice(["always", "always", "never", 10]),
             },
         }
     elif draw.random() < 0.4:

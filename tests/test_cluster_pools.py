@@ -119,9 +119,49 @@ def test_layers_that_go_while_others_are_computed_leave_one_to_wait_for():
 
 def test_short_prompts_stay_where_they_decode():
     specs = [server(1e-3, prompts=64), server(1.0, prompts=64)]
-    served = serve_all(pools(min_prompt_tokens=32), specs, requests_of([0.0, 0.0], [16, 48], 3))
+    served = serve_all(pools(hand_over=32), specs, requests_of([0.0, 0.0], [16, 48], 3))
     assert served.columns["prefill_replica"].tolist() == [-1, 1]
     assert served.requests["first_token"][0] == pytest.approx(1e-3)
+
+
+def test_never_handed_over_is_the_decode_pool_alone():
+    """The same records as a cluster of the decode replicas; always is what a threshold of no tokens is."""
+    random = np.random.default_rng(3)
+    requests = requests_of(np.cumsum(random.exponential(1.0, 200)), random.integers(1, 60, 200), 5)
+    specs = [server(0.1, prompts=64, batch=4)] * 3
+    router = {"router": "least-outstanding"}
+    never = serve_all(pools(hand_over="never") | {"decode": {"replicas": 2} | router}, specs, requests).requests
+    alone = serve_all({"replicas": 2} | router, specs[:2], requests).requests
+    for name in ("replica", "scheduled", "first_token", "last_token"):
+        assert np.array_equal(never[name], alone[name])
+    always, zero = (serve_all(pools(hand_over=x), specs[:2], requests).requests for x in ("always", 0))
+    assert np.array_equal(always, zero)
+
+
+@pytest.mark.parametrize(
+    ("policy", "goes"), [("kv-aware", [1, -1, 1]), ("prefix-aware", [1, -1, 1]), ("least-outstanding", [1, 1, 1])]
+)
+def test_what_is_cached_does_not_count(policy, goes):
+    """Three prompts of 200 tokens, the second with 160 in common with the first: 40 to compute are below 100, so it
+    stays where they are cached, if the decode router knows; a router that knows nothing counts all 200."""
+    spec = server(1e-3, prompts=256, batch=4)
+    spec.knobs["enable_prefix_caching"] = 1
+    segments = {"segment_offsets": np.arange(4), "segment_ids": np.array([7, 7, 8]), "segment_lengths": np.full(3, 160)}
+    cluster = pools(hand_over=100) | {"decode": {"router": policy}}
+    served = serve_all(cluster, [spec, spec], requests_of([0.0, 10.0, 20.0], 200, 4, **segments))
+    assert served.columns["prefill_replica"].tolist() == goes
+
+
+def test_deciding_by_uncached_length_wins_where_conversations_grow():
+    """Later turns find most of their prompt cached where they decode: sending all of them through prefill replicas that
+    do not have it computes it again."""
+    turns = {"turns": 8, "think_time": 2, "request_rate": 3, "num_requests": 800, "input_tokens": 400}
+    means = {}
+    for hand_over in ("always", 600):
+        cluster = {"prefill": {"replicas": 3}, "decode": {"replicas": 2, "router": "kv-aware"},
+                   "transfer": {"bandwidth": "50 GB/s", "hand_over": hand_over}}  # fmt: skip
+        means[hand_over] = summarize(run(scenario_of(cluster, **turns)))["metrics"]["mean_ttft_ms"]
+    assert means[600] < 0.9 * means["always"]
 
 
 def test_a_full_decode_replica_holds_the_prefill_replica_back():
@@ -407,6 +447,8 @@ def test_nothing_is_handed_over_through_a_partition():
         ({"failures": [{"kind": "partition", "at": 1}]}, "failures.0: a partition needs"),
         ({"failures": [{"replica": 1, "at": 1}]}, "failures.0.replica: must be below 1"),
         ({"kinds": [{}, {}], "autoscaler": {"target": 1, "max": 2}}, "autoscaler: each group has its own"),
+        (pools(hand_over="sometimes"), "cluster.transfer.hand_over: must be one of 'always', 'never'"),
+        (pools(hand_over=-1), "cluster.transfer.hand_over: must be a whole number >= 0"),
         (pools() | {"autoscaler": {"target": 1, "max": 2}}, "autoscaler: each group has its own; give decode.auto"),
         (pools() | {"prefill": {"autoscaler": {"target": 1, "max": 2, "min": 0}}}, "prefill.autoscaler.min: must be"),
         ({"kinds": [{"replicas": 3, "autoscaler": {"target": 1, "max": 2}}]}, "kinds.0.replicas: must lie between"),

@@ -45,7 +45,6 @@ class HandOver(Front):
         fleet.requests["hold"][start:] = 1
         self.prefill_row = list(range(start, start + n))
         self.owner |= {row: row - start for row in self.prefill_row}
-        self.short = (requests.prompt_tokens < spec.transfer.min_prompt_tokens).tolist()
         self.severed = False
         """the link is cut for ever"""
         self.on_their_way: set[int] = set()
@@ -59,13 +58,23 @@ class HandOver(Front):
         self.received = np.full(n, np.nan)
         """f8[n]: when its KV had arrived"""
 
+    def _is_worth_it(self, i: int, allowed: np.ndarray | None) -> bool:
+        """The decider: by what the decode replica that the router would choose now would have to compute (llm-d,
+        Dynamo's conditional disaggregation)."""
+        least = self.spec.transfer.hand_over
+        if least in ("always", "never"):
+            return least == "always"
+        prompt, router = int(self.requests.prompt_tokens[i]), self.pool.router
+        return prompt >= least and prompt - router.cached(i, router.wish(i, allowed)) >= least
+
     def rows_of(self, pool: Pool) -> np.ndarray:
         return np.ones(len(self.requests), bool)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
-        """A prefill replica gets request i, or a decode replica if its prompt is short or nobody can hand it over."""
+        """A prefill replica gets request i, or a decode replica if the decider says so or nobody can hand it over."""
         there = self.prefill.allowed()
-        self.split[i] = not (self.short[i] or self.severed or (there is not None and not there.any()))
+        nobody = self.severed or (there is not None and not there.any())
+        self.split[i] = not nobody and self._is_worth_it(i, allowed)
         if not self.split[i]:
             super().dispatch(i, allowed, time)
             return

@@ -71,12 +71,22 @@ class Router:
 
     def choose(self, i: int, allowed: np.ndarray | None) -> int:
         """The replica for request i, of those in bool[k] (None: all). Counts it as sent there."""
-        chosen = self._choose(self, i, allowed)
+        chosen = self.wish(i, allowed)
         self.last = chosen
         self.signals.routed[chosen] += 1
         if self.index is not None:
             self.index.add(i, chosen)
         return chosen
+
+    def wish(self, i: int, allowed: np.ndarray | None) -> int:
+        """The replica that it would choose now."""
+        return self._choose(self, i, allowed)
+
+    def cached(self, i: int, replica: int) -> int:
+        """Tokens of request i's prompt that it knows, or believes, to be in a replica's cache."""
+        if self.spec.policy == "kv-aware":
+            return int(self.match(i)[replica])
+        return int(self.index.overlap(i)[replica]) if self.index is not None else 0
 
     def forget(self, replica: int) -> None:
         """A replica is gone, and its cache with it."""

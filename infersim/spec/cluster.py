@@ -3,7 +3,7 @@
 from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_serializer, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_serializer, model_validator
 
 from .base import Description
 from .engine import Engine
@@ -156,6 +156,12 @@ class Pool(Kind):
     router: RouterOrPolicy = Router(policy="least-outstanding")
 
 
+HandOver = Annotated[
+    Annotated[Literal["always", "never"], Tag("Word")] | Annotated[CountOrZero, Tag("Tokens")],
+    Discriminator(lambda value: "Word" if isinstance(value, str) else "Tokens"),
+]
+
+
 class Transfer(Description):
     """The link over which prompts' KV goes from prefill to decode replicas; transfers at one time share it evenly."""
 
@@ -165,8 +171,10 @@ class Transfer(Description):
     """before the first byte"""
     overlap: Literal["none", "layers"] = "none"
     """layers: each layer's KV is sent while the next are computed, so that most of it is there when prefill ends"""
-    min_prompt_tokens: CountOrZero = 0
-    """shorter prompts are prefilled where they decode"""
+    hand_over: HandOver = "always"
+    """which prompts are computed by a prefill replica: always, never, or those of which the decode replica would have
+    to compute at least so many tokens, as far as its router knows what it has cached (policies prefix-aware, kv-aware
+    and weighted; with others nothing counts as cached)"""
 
 
 class Admission(Description):
