@@ -18,9 +18,9 @@ from .cost.memory import Memory, longest_sequence, memory_waterfall
 from .cost.steptime import compile_step_cost
 from .engine.fleet import ReplicaSpec, make_knobs
 from .engine.price import DraftCost, StepCost
-from .models.architecture import Model
+from .models.architecture import MLP, Attention, Layer, Model
 from .models.catalog import load_model
-from .spec.cluster import Kind
+from .spec.cluster import EncodePool, Kind
 from .spec.early_exit import EarlyExit
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.errors import InputError
@@ -136,6 +136,16 @@ class Deployment:
         return spec.num_speculative_tokens if spec and spec.method in ("draft_model", "eagle", "eagle3", "mtp") else 0
 
 
+class EncoderDeployment(Deployment):
+    """A replica that encodes images: a step is a batch of whole images, and has no LM head."""
+
+    def step_cost(self) -> StepCost:
+        cost = super().step_cost()
+        attention = cost.attention.copy()
+        attention["prefill_compute"] *= 2.0  # every patch sees all of its image, where a token sees those before it
+        return replace(cost, head=np.zeros_like(cost.head), attention=attention)
+
+
 GOODPUT_CONTEXT = 1024  # tokens of context at which drafts by goodput are chosen
 
 
@@ -223,16 +233,18 @@ def _shortened(engine: ResolvedEngine, memory: Memory, beside: str) -> ResolvedE
 MAX_LOGITS = 2**20  # rows of the LM head's table
 
 
-def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
+def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePool]]:
     """Each kind of replica that a scenario describes, in the order of their numbers.
 
     InputError if models differ and requests do not say which they ask for, or if two have one name.
     """
     cluster, workload = scenario.cluster, scenario.workload
-    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups]
+    if (cluster.encode is None) != (workload.images is None):
+        raise InputError("cluster.encode and workload.images: one without the other is not modelled; give both")
+    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups if kind is not cluster.encode]
     first = kinds[0][0].model
     named: dict[str, Model] = {}
-    for (deployment, kind), where in zip(kinds, cluster.group_names, strict=True):
+    for (deployment, kind), where in zip(kinds, cluster.group_names, strict=False):
         got = f"(got {deployment.model.name} and {first.name})"
         if deployment.model != first and cluster.prefill:
             raise InputError(f"cluster.{where}.model: must be that of the decode replicas, whose KV it computes {got}")
@@ -245,7 +257,7 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
         if named.setdefault(name, deployment.model) != deployment.model:
             raise InputError(f"cluster.{where}.served_model_name: {name} is another model already; must differ")
     _check_adapters(kinds, cluster.group_names)
-    return kinds
+    return [*kinds, (encoder_of(scenario), cluster.encode)] if cluster.encode else kinds
 
 
 def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> None:
@@ -253,7 +265,7 @@ def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> No
     models = [served_name(deployment, kind) for deployment, kind in kinds]
     owner = {model: model for model in models}
     of_model: dict[str, dict[str, int]] = {}
-    for (deployment, _), model, key in zip(kinds, models, keys, strict=True):
+    for (deployment, _), model, key in zip(kinds, models, keys, strict=False):
         own = deployment.lora.adapters if deployment.lora else {}
         if own != of_model.setdefault(model, own):
             raise InputError(f"cluster.{key}.lora.adapters: must be those of the other replicas of {model}")
@@ -264,6 +276,37 @@ def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> No
             raise InputError(
                 f"hardware.pcie_bandwidth: missing; adapters are loaded over it ({deployment.hardware.name})"
             )
+
+
+def encoder_of(scenario: Scenario) -> EncoderDeployment:
+    """The replica that encodes the scenario's images: as many at a time as the engine's token budget has patches for,
+    at least one (vLLM's encoder budget)."""
+    pool, images = scenario.cluster.encode, scenario.workload.images
+    encoder, hardware = pool.encoder, pool.hardware or scenario.hardware
+    patches = images.tokens * encoder.patches_per_token
+    heads, width = encoder.num_attention_heads, encoder.hidden_size
+    attention = Attention("full", heads, heads, width // heads, rope=False)
+    layer = Layer(attention, MLP(encoder.intermediate_size, gated=encoder.gated), norm_params=2 * width)
+    layers = (layer,) * encoder.num_hidden_layers
+    model = Model("encoder", "vision transformer", width, 1, layers, False, patches + 1, 0, 0, 0)
+    plain = resolve(Engine(preset=scenario.engine.preset), hardware, 1)
+    budget = max(plain.max_num_batched_tokens, patches + 1)
+    engine = replace(
+        plain,
+        max_model_len=patches + 1,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max(budget // patches, 1),
+        chunked_prefill=False,
+        enable_prefix_caching=False,
+        order="running-first",
+        reserve="first-chunk",
+    )
+    parts = (model, hardware, Precision(), Parallelism())
+    try:
+        memory = memory_waterfall(*parts, engine)
+    except InputError as error:
+        raise InputError([f"cluster.encode: {problem}" for problem in error.problems]) from None
+    return EncoderDeployment(*parts, engine, memory)
 
 
 def served_name(deployment: Deployment, kind: Kind) -> str:

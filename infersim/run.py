@@ -18,6 +18,7 @@ from .metrics.result import Result
 from .metrics.warmup import check_warmup, warmup_time
 from .spec.cluster import Kind
 from .spec.errors import InputError
+from .spec.precision import BYTES
 from .spec.scenario import Scenario
 from .spec.workload import Workload
 from .workload.acceptance import acceptance_table
@@ -92,11 +93,16 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
     sites, load = [], scenario.workload
     for deployment, kind in kinds:
         replica = deployment.replica()
+        if kind is scenario.cluster.encode:
+            site = Site(kind.weight, 0.0, 1, deployment.memory.weights_bytes, model=None)
+            sites += [(replica, site)] * kind.most
+            continue
         site = Site(
             kind.weight,
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
+            embedding_bytes=deployment.model.hidden_size * BYTES[deployment.precision.activations],
             **(_named(deployment, kind) if load.models or load.model_column else {}),
         )
         sites += [(replica, site)] * kind.most
@@ -153,11 +159,12 @@ def _simulate(
     return _result(scenario, kinds, fleet, served, requests, seed)
 
 
-def _shortest(kinds: list[tuple[Deployment, Kind]], models: list[str]) -> list[Deployment]:
-    """For each model that is served, the deployment with the shortest max_model_len. models: str[R]"""
+def _shortest(kinds: list[tuple[Deployment, Kind]], models: list[str | None]) -> list[Deployment]:
+    """For each model, the deployment with the shortest max_model_len. models: of each replica, None if it encodes."""
     first, found = 0, {}
     for deployment, kind in kinds:
-        found.setdefault(models[first], []).append(deployment)
+        if models[first] is not None:
+            found.setdefault(models[first], []).append(deployment)
         first += kind.most
     return [min(same, key=lambda d: d.engine.max_model_len) for same in found.values()]
 
@@ -182,7 +189,8 @@ def _result(
 ) -> Result:
     rows, deployment = fleet.replicas, kinds[0][0]
     counts = [kind.most for _, kind in kinds]
-    all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d, _ in kinds]
+    answering = [d for d, kind in kinds if kind is not scenario.cluster.encode]
+    all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d in answering]
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")

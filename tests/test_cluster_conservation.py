@@ -69,7 +69,7 @@ def some_requests(draw: random.Random) -> Requests:
 
 def a_cluster(draw: random.Random) -> Cluster:
     policies = ["round-robin", "random", "weighted-random", "least-outstanding", "power-of-two", "least-kv", "session"]
-    policies += ["prefix-aware", "weighted", "weighted"]
+    policies += ["prefix-aware", "kv-aware", "weighted", "weighted"]
 
     def router() -> dict:
         policy = draw.choice(policies)
@@ -108,11 +108,15 @@ def a_cluster(draw: random.Random) -> Cluster:
         data["autoscaler"] = scaler(replicas, 0)
     elif draw.random() < 0.4:
         data = {"kinds": [group(0) for _ in range(draw.randint(1, 3))], "router": router()}
+    if draw.random() < 0.2:
+        shape = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+        data["encode"] = {"encoder": shape, "router": router(), **group(1)}
+        data.setdefault("transfer", {"bandwidth": draw.choice([1e4, 1e12])})
     if draw.random() < 0.3:
         limit = {"max_queue": draw.choice([0, 3])} if draw.random() < 0.5 else {}
         data["admission"] = {"max_outstanding": draw.choice([1, 3]), **limit}
     if draw.random() < 0.5:
-        kinds = ["crash", "crash", "slow"] + (["partition"] if "prefill" in data else [])
+        kinds = ["crash", "crash", "slow"] + (["partition"] if "transfer" in data else [])
         most = Cluster.validate(data, "test").most
         data["failures"] = [
             {
@@ -137,13 +141,21 @@ def check(seed: int) -> None:
     if draw.random() < 0.7:
         models = ["A"] * len(models)
     adapters = {model: draw.choice([{}, {model + "1": 1.0, model + "2": 3.0}]) for model in "AB"}
-    names = sorted(set(models))
+    encoders = len(cluster.ranges[-1]) if cluster.encode else 0
+    names = sorted(set(models[: len(models) - encoders]))
     names += [adapter for model in names for adapter in adapters[model]]
     base = {adapter: model for model in "AB" for adapter in (model, *adapters[model])}
     requests = replace(
         requests, model=np.array([draw.randrange(len(names)) for _ in requests.arrival]), models=tuple(names)
     )
-    fleet = Fleet([one] * cluster.most, shares_text=True)
+    image = draw.randint(1, 31)
+    encoder = ReplicaSpec(one.knobs.copy(), one.cost)
+    encoder.knobs["max_model_len"], encoder.knobs["chunked_prefill"] = image + 1, 0
+    encoder.knobs["max_num_batched_tokens"], encoder.knobs["enable_prefix_caching"] = 32, 0
+    if encoders:
+        images = np.array([draw.choice([0, 0, 1, 3]) for _ in requests.arrival], "i4")
+        requests = replace(requests, images=images, prompt_tokens=requests.prompt_tokens + images * image)
+    fleet = Fleet([one] * (cluster.most - encoders) + [encoder] * encoders, shares_text=True)
     clients = Clients(
         requests.output_tokens + draw.choice([0, 5]),
         draw.choice([0, 0, 1, 5]),
@@ -153,7 +165,8 @@ def check(seed: int) -> None:
         np.array([draw.randint(0, 2) for _ in range(len(requests))]),
     )
     slots = (draw.randint(1, 2), draw.choice([30.0, 1e6]))
-    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4, model, adapters[model], *slots) for model in models]
+    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4, model, adapters[model], *slots, 10.0) for model in models]
+    sites[len(sites) - encoders :] = [Site(1.0, 0.0, 1, 1e4, None)] * encoders
     served = serve(cluster, fleet, sites, requests, clients, seed, None)
     r = served.requests
     assert len(r) == len(requests)
@@ -183,10 +196,16 @@ def check(seed: int) -> None:
     assert (fleet.replicas["outstanding"] == 0).all()
     assert (fleet.replicas["num_reserved"] == 0).all()
     assert fleet.replicas["num_finished"].sum() == len(visits)
+    completed = visits[visits["status"] == state.COMPLETED]
+    encoded = completed["replica"] >= len(sites) - encoders
     answers = 2 if cluster.prefill else 1  # visits of one attempt at most
-    assert (visits["status"] == state.COMPLETED).sum() <= answers * (len(done) + served.retries + len(r) - len(done))
+    attempts = len(r) + served.retries
+    assert (~encoded).sum() <= answers * attempts
+    if encoders:
+        assert encoded.sum() <= attempts * 3
+        assert encoded.sum() >= requests.images[r["status"] == state.COMPLETED].sum()
     if not cluster.prefill:  # every completed visit is a completed request, and the other way round
-        assert (visits["status"] == state.COMPLETED).sum() == len(done)
+        assert (~encoded).sum() == len(done)
     sojourns = (visits["last_token"] - visits["sent"])[visits["status"] == state.COMPLETED].sum()
     little = fleet.replicas["outstanding_time"].sum()
     assert little == pytest.approx(sojourns + fleet.aborted_time, rel=1e-9, abs=1e-9)

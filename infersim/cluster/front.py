@@ -25,7 +25,9 @@ from ..workload.requests import Requests, own_text
 from .adapters import Slots
 from .clients import Clients
 from .clock import Clock
+from .encode import Encode
 from .failures import Failures
+from .link import Link
 from .pool import Pool, Site, pools_of
 from .prefixes import PrefixTree
 from .routers import Router
@@ -100,7 +102,7 @@ class Front:
         """the pool of each replica"""
         by_model: dict[str, list[int]] = {}
         for name, numbers in zip(spec.group_names, spec.ranges, strict=True):
-            if name != "prefill":
+            if name not in ("prefill", "encode"):
                 by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
         router = spec.decode.router if spec.decode else spec.router
         self.pools = [self.make_pool(router, members, self.limit) for members in by_model.values()]
@@ -111,6 +113,8 @@ class Front:
         too_long = np.where(prompt.astype("i8") + clients.max_tokens > longest, OVER_MAX_MODEL_LEN, 0)
         self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
         """i1[n]: why a request cannot be served at all, or 0"""
+        self.link = Link(self.clock, spec.transfer.bandwidth) if spec.transfer else None
+        self.encode = Encode(self, spec) if spec.encode else None
         self.watched = bool(
             self.followers or clients.max_concurrency or clients.timeout or spec.interacts or adapters is not None
         )
@@ -149,6 +153,8 @@ class Front:
 
     def rows_of(self, pool: Pool) -> np.ndarray:
         """bool[n]: requests that come by this pool."""
+        if self.encode and pool is self.encode.pool:
+            return np.array(self.encode.images) > 0
         return np.array(self.which) == self.pools.index(pool)
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -204,8 +210,15 @@ class Front:
             self.fleet.requests["reason"][self.row[i]] = self.turned_away[i]
             self._end(i, REJECTED, time)
             return
+        if self.encode and self.encode.images[i]:
+            self.encode.begin(i, time)
+        else:
+            self.enter(i, time)
+
+    def enter(self, i: int, time: float) -> None:
+        """Request i stands at the front door."""
         self.order += 1
-        pool = self.pool_of_request(i)
+        pool, token = self.pool_of_request(i), self.token[i]
         heappush(pool.queue, (self.priority[i], self.order, i, token))
         self.admit(pool, time)
         admission = self.spec.admission
@@ -291,6 +304,8 @@ class Front:
         """Request i's attempt ends here and now, wherever it is."""
         row = self.row[i]
         self.token[i] += 1
+        if self.encode:
+            self.encode.withdraw(i, time)
         if self.fleet.requests["replica"][row] >= 0:
             self.abort(row, time)
 
@@ -312,15 +327,17 @@ class Front:
             self.admit(pool, time)
 
     def cut(self, is_cut: bool, for_ever: bool) -> None:
-        """Nothing goes from prefill to decode replicas, or does again: see HandOver."""
-        raise NotImplementedError
+        """The link between the pools breaks, or is whole again."""
+        self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
 
     def _finished(self, _: float, row: int, kind: int) -> None:
         i = self.owner.get(row, row)
         time = float(self.fleet.requests["last_token"][row])  # the clock may be later: the engine was busy
         if self.slots is not None:
             self.slots.leave(row)
-        if not self.handed_over(i, row, time):
+        if self.encode and row in self.encode.request_of:
+            self.encode.finished(i, row)
+        elif not self.handed_over(i, row, time):
             self._end(i, COMPLETED, time)
         self.drain()
         self.admit(self.pool_of_request(i), time)
@@ -337,7 +354,7 @@ class Front:
     @property
     def all_pools(self) -> list[Pool]:
         """Those too that do not answer."""
-        return self.pools
+        return [*self.pools, self.encode.pool] if self.encode else self.pools
 
     # --- what is left of it -------------------------------------------------------------------------------------------
 
@@ -362,11 +379,17 @@ class Front:
 
     def columns(self) -> dict[str, np.ndarray]:
         """What requests.csv says of each request beside its record."""
-        return {"attempts": self.attempts} | (self.slots.columns(self.row) if self.slots else {})
+        columns = {"attempts": self.attempts}
+        columns |= self.encode.columns() if self.encode else {}
+        return columns | (self.slots.columns(self.row) if self.slots else {})
 
     def route(self, end: float) -> dict[str, Any]:
         """How requests found their replicas, JSON-ready."""
-        return {"policy": self.pools[0].router.spec.policy} | (self.slots.figures() if self.slots else {})
+        figures = {"policy": self.pools[0].router.spec.policy}
+        if self.link:
+            figures["link_busy_share"] = self.link.busy / end if end > 0 else None
+        figures |= self.encode.figures() if self.encode else {}
+        return figures | (self.slots.figures() if self.slots else {})
 
     def seconds_available(self, end: float) -> np.ndarray:
         """f8[R]: how long each replica was there."""

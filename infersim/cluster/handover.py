@@ -16,7 +16,6 @@ from ..spec.cluster import Cluster
 from ..workload.requests import Requests, own_text
 from .clients import Clients
 from .front import Front
-from .link import Link
 from .pool import Pool, Site
 
 
@@ -39,7 +38,6 @@ class HandOver(Front):
         self.prefill: Pool = self.make_pool(spec.prefill.router, list(spec.ranges[1]), 0)
         self.bytes = 0.0
         """of KV handed over"""
-        self.link = Link(self.clock, spec.transfer.bandwidth)
         columns = (requests.prompt_tokens, 1, 1, n)
         start = fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
         fleet.requests["hold"][start:] = 1
@@ -68,7 +66,7 @@ class HandOver(Front):
         return prompt >= least and prompt - router.cached(i, router.wish(i, allowed)) >= least
 
     def rows_of(self, pool: Pool) -> np.ndarray:
-        return np.ones(len(self.requests), bool)
+        return np.ones(len(self.requests), bool) if pool is self.prefill else super().rows_of(pool)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A prefill replica gets request i, or a decode replica if the decider says so or nobody can hand it over."""
@@ -159,8 +157,8 @@ class HandOver(Front):
         self.drain()
 
     def cut(self, is_cut: bool, for_ever: bool) -> None:
-        """The link between the pools breaks, or is whole again. What can never arrive is lost."""
-        self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
+        """What can never arrive is lost."""
+        super().cut(is_cut, for_ever)
         self.severed |= for_ever
         if for_ever:
             for i in sorted(self.on_their_way):
@@ -168,7 +166,7 @@ class HandOver(Front):
 
     @property
     def all_pools(self) -> list[Pool]:
-        return [self.pool, self.prefill]
+        return [*super().all_pools, self.prefill]
 
     def records(self) -> np.ndarray:
         records, prefill = super().records(), self.fleet.requests[self.prefill_row]
@@ -194,7 +192,6 @@ class HandOver(Front):
             "prefill_policy": self.spec.prefill.router.policy,
             "handed_over": int((~np.isnan(self.received)).sum()),
             "transfer_bytes": self.bytes,
-            "link_busy_share": self.link.busy / end if end > 0 else None,
             "mean_wait_for_room_ms": mean(self.reserved - self.computed),
             "mean_transfer_ms": mean(self.received - self.reserved),
         }

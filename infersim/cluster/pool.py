@@ -31,14 +31,16 @@ class Site:
     num_layers: int
     weights_bytes: float
     """on one GPU: what it loads when it starts"""
-    model: str = ""
-    """what requests call the model that it serves"""
+    model: str | None = ""
+    """what requests call the model that it serves; None: it encodes images"""
     adapters: Mapping[str, float] = field(default_factory=dict)
     """bytes on one GPU of each LoRA adapter that it can load"""
     max_loras: int = 0
     """adapters that it has room for"""
     host_bandwidth: float = np.inf
     """B/s, from the host's memory to each GPU"""
+    embedding_bytes: float = 0.0
+    """of one prompt token that comes from an encoder"""
 
 
 class Pool:
@@ -128,6 +130,7 @@ def pools_of(requests: Requests, sites: list[Site]) -> np.ndarray:
     if not requests.models:
         return np.zeros(len(requests), "i8")
     places: dict[str, int] = {}
+    sites = [site for site in sites if site.model is not None]
     for model in dict.fromkeys(site.model for site in sites):
         places[model] = len(places)
     for site in sites:

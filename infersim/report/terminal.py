@@ -166,6 +166,12 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
         f" KV {span('mean_kv_usage', _percent)} used (peak {span('peak_kv_usage', _percent)})"
     )
     lines = _field("replicas", [shares]) if len(replicas) > 1 else []
+    if "images" in route:
+        text = (
+            f"{route['images']:,} images, {_number(route['embedding_bytes'] / 1e9)} GB:"
+            f" {_number(route['mean_encode_ms'])} ms until they had been encoded and had come over the link"
+        )
+        lines += _field("encode", [text])
     if "handed_over" in route:
         text = (
             f"{route['handed_over']:,} prompts, {_number(route['transfer_bytes'] / 1e9)} GB:"

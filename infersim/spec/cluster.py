@@ -123,18 +123,11 @@ class Autoscaler(Description):
         return self
 
 
-class Kind(Description):
+class Group(Description):
     """Some replicas that are alike; what is left out is the scenario's own."""
 
     replicas: Replicas = 1
-    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    served_model_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """what requests call the model (vLLM's option); default: its own name"""
     hardware: Hardware | None = None
-    parallelism: Parallelism | None = None
-    precision: Precision | None = None
-    engine: Engine | None = None
-    lora: Lora | None = None
     weight: Annotated[Number, Field(gt=0)] = 1.0
     """of router weighted-random"""
     autoscaler: Autoscaler | None = None
@@ -150,10 +143,52 @@ class Kind(Description):
         return {key: value for key, value in write(self).items() if value is not None}
 
 
+class Kind(Group):
+    """Some replicas that are alike; what is left out is the scenario's own."""
+
+    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    served_model_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """what requests call the model (vLLM's option); default: its own name"""
+    parallelism: Parallelism | None = None
+    precision: Precision | None = None
+    engine: Engine | None = None
+    lora: Lora | None = None
+
+
 class Pool(Kind):
     """The replicas that do one half of the work, and the router in front of them."""
 
     router: RouterOrPolicy = Router(policy="least-outstanding")
+
+
+class Encoder(Description):
+    """A vision transformer in bf16 (names of Hugging Face's vision_config); every patch of an image sees all others."""
+
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    intermediate_size: Count
+    gated: bool = False
+    """whether its MLPs have three matrices"""
+    patches_per_token: Count = 1
+    """patches that become one token of the prompt: spatial_merge_size squared"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"num_attention_heads must divide hidden_size (got {self.num_attention_heads})")
+        return self
+
+
+class EncodePool(Group):
+    """Replicas of one GPU that turn the images of prompts into embeddings; numbered last, and not among `replicas`."""
+
+    encoder: Encoder
+    router: RouterOrPolicy = Router(policy="least-outstanding")
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism()
 
 
 HandOver = Annotated[
@@ -163,7 +198,8 @@ HandOver = Annotated[
 
 
 class Transfer(Description):
-    """The link over which prompts' KV goes from prefill to decode replicas; transfers at one time share it evenly."""
+    """The link over which KV goes from prefill to decode replicas, and embeddings go from encode replicas; transfers at
+    one time share it evenly."""
 
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
     """of the whole link"""
@@ -191,9 +227,10 @@ class Failure(Description):
 
     kind: Literal["crash", "slow", "partition"] = "crash"
     """crash: a replica loses its requests and its memory; slow: its steps take `factor` times as long; partition:
-    nothing goes from prefill to decode"""
+    nothing goes over the `transfer` link"""
     replica: CountOrZero | None = None
-    """its number, from 0; decode replicas come before prefill replicas; default: 0, by chance every one"""
+    """its number, from 0; decode replicas come before prefill, and these before encode replicas; default: 0, by chance
+    every one"""
     at: Seconds | None = None
     """from the start of the run"""
     mean_time_between: Annotated[Seconds, Field(gt=0)] | None = None
@@ -220,8 +257,10 @@ class Cluster(Description):
     """replicas that only compute prompts, and hand their KV over"""
     decode: Pool | None = None
     """replicas that generate; they are numbered first"""
+    encode: EncodePool | None = None
+    """replicas that encode images; without them images are not modelled"""
     transfer: Transfer | None = None
-    """the link between the two"""
+    """the link between them"""
     router: RouterOrPolicy = Router()
     """a policy, or a mapping with its settings"""
     admission: Admission | None = None
@@ -246,13 +285,16 @@ class Cluster(Description):
     @model_validator(mode="after")
     def _check(self) -> Self:
         groups = self.groups
-        if (total := sum(group.replicas for group in groups)) != self.replicas:
+        if (total := sum(group.replicas for group in groups if group is not self.encode)) != self.replicas:
             name = "kinds" if self.kinds else "prefill and decode"
             raise ValueError(f"{name} have {total} replicas and replicas is {self.replicas}; leave replicas out")
-        pools = {"prefill": self.prefill, "decode": self.decode, "transfer": self.transfer}
-        missing = [name for name, value in pools.items() if value is None]
-        if 0 < len(missing) < 3:
-            raise ValueError(f"{missing[0]}: missing; prefill, decode and transfer go together")
+        if (self.prefill is None) != (self.decode is None):
+            name = "decode" if self.prefill else "prefill"
+            raise ValueError(f"{name}: missing; prefill, decode and transfer go together")
+        if (self.prefill or self.encode) and not self.transfer:
+            raise ValueError("transfer: missing; prefill, decode and encode need it")
+        if self.transfer and not (self.prefill or self.encode):
+            raise ValueError("transfer: is for prefill and decode, or for encode; give them or remove it")
         if self.prefill and self.kinds:
             raise ValueError("kinds: must not be given with prefill and decode, which are kinds themselves")
         if self.prefill and self.router != Router():
@@ -261,14 +303,14 @@ class Cluster(Description):
             raise ValueError(f"autoscaler: each group has its own; give {self.group_names[0]}.autoscaler")
         for name, group in zip(self.group_names, groups, strict=True):
             if (scaler := group.autoscaler) and not scaler.min <= group.replicas <= scaler.max:
-                where = f"{name}.replicas" if len(groups) > 1 or self.kinds else name
+                where = name if name == "replicas" else f"{name}.replicas"
                 raise ValueError(f"{where}: must lie between autoscaler.min and autoscaler.max (got {group.replicas})")
-        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode), ("encode", self.encode)):
             if pool and pool.autoscaler and not pool.autoscaler.min:
                 raise ValueError(f"{name}.autoscaler.min: must be at least 1: what was computed must go somewhere")
         for number, failure in enumerate(self.failures):
-            if failure.kind == "partition" and not self.prefill:
-                raise ValueError(f"failures.{number}: a partition needs prefill and decode pools")
+            if failure.kind == "partition" and not self.transfer:
+                raise ValueError(f"failures.{number}: a partition needs pools with a transfer link between them")
             if failure.replica is not None and failure.replica >= self.most:
                 raise ValueError(
                     f"failures.{number}.replica: must be below {self.most}, the replicas are numbered from 0"
@@ -277,24 +319,26 @@ class Cluster(Description):
         return self
 
     @property
-    def groups(self) -> list[Kind]:
+    def groups(self) -> list[Kind | EncodePool]:
         """The replicas in the order of their numbers."""
         if self.prefill and self.decode:
-            return [self.decode, self.prefill]
-        return self.kinds or [Kind(replicas=self.replicas, autoscaler=self.autoscaler)]
+            groups = [self.decode, self.prefill]
+        else:
+            groups = self.kinds or [Kind(replicas=self.replicas, autoscaler=self.autoscaler)]
+        return [*groups, self.encode] if self.encode else groups
 
     @property
     def routers(self) -> dict[str, Router]:
         """Every router by its key."""
-        if self.prefill and self.decode:
-            return {"cluster.prefill.router": self.prefill.router, "cluster.decode.router": self.decode.router}
-        return {"cluster.router": self.router}
+        pools = {"decode": self.decode, "prefill": self.prefill, "encode": self.encode}
+        routers = {f"cluster.{name}.router": pool.router for name, pool in pools.items() if pool}
+        return routers if self.prefill else {"cluster.router": self.router} | routers
 
     @property
     def interacts(self) -> bool:
         """Whether replicas have to do with one another, whatever the router."""
         scaled = any(group.autoscaler for group in self.groups)
-        return bool(self.prefill or self.admission or scaled or self.failures)
+        return bool(self.prefill or self.encode or self.admission or scaled or self.failures)
 
     @property
     def most(self) -> int:
@@ -310,9 +354,10 @@ class Cluster(Description):
     @property
     def group_names(self) -> list[str]:
         """The keys of `groups`."""
+        names = [f"kinds.{number}" for number in range(len(self.kinds))] if self.kinds else ["replicas"]
         if self.prefill and self.decode:
-            return ["decode", "prefill"]
-        return [f"kinds.{number}" for number in range(len(self.kinds))] if self.kinds else ["replicas"]
+            names = ["decode", "prefill"]
+        return [*names, "encode"] if self.encode else names
 
     @model_serializer(mode="wrap")
     def _short(self, write: Any) -> dict:

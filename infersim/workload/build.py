@@ -8,7 +8,7 @@ import numpy as np
 
 from ..spec.errors import InputError
 from ..spec.units import short
-from ..spec.workload import Workload
+from ..spec.workload import MAX_TOKENS, Images, Workload
 from .agents import agents_of
 from .arrivals import draw_arrivals
 from .draws import generator
@@ -36,10 +36,23 @@ def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
     if workload.tenants:
         tenant = _by_share(requests, [tenant.share for tenant in workload.tenants.values()], seed, "tenants")
         requests = replace(requests, tenant=tenant)
+    if workload.images:
+        requests = _with_images(requests, workload.images, seed)
     if workload.models:
         model = _by_share(requests, list(workload.models.values()), seed, "models")
         requests = replace(requests, model=model, models=tuple(workload.models))
     return requests if requests.model is None or requests.segment_ids is None else _apart(requests)
+
+
+def _with_images(requests: Requests, images: Images, seed: int) -> Requests:
+    """The same with images in some of the prompts, before the text that is the request's own."""
+    n = len(requests)
+    number = draw_lengths(images.per_request, n, generator(seed, "images"))
+    number = np.where(generator(seed, "images", "share").random(n) < images.share, number, 0)
+    longer = requests.prompt_tokens.astype("i8") + number.astype("i8") * images.tokens
+    if longer.max() > MAX_TOKENS:
+        raise InputError(f"workload.images: a prompt has {longer.max()} tokens; must be at most {MAX_TOKENS:.0e}")
+    return replace(requests, prompt_tokens=longer.astype("i4"), images=number.astype("i4"))
 
 
 def _by_share(requests: Requests, shares: list[float], seed: int, purpose: str) -> np.ndarray:

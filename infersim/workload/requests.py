@@ -37,6 +37,8 @@ class Requests:
     """f8[n], s: from that end to its being sent"""
     tenant: np.ndarray | None = None
     """i2[n]: which of the workload's tenants sends it"""
+    images: np.ndarray | None = None
+    """i4[n]: images in each prompt, whose tokens are among prompt_tokens"""
     model: np.ndarray | None = None
     """i4[n]: which of `models` it asks for; None: the only one that there is"""
     models: tuple[str, ...] = ()
@@ -56,7 +58,17 @@ class Requests:
 
     def keep(self, rows: np.ndarray) -> "Requests":
         """The rows where the mask bool[n] is true; ids stay."""
-        names = ("arrival", "prompt_tokens", "output_tokens", "request_id", "session", "delay", "tenant", "model")
+        names = (
+            "arrival",
+            "prompt_tokens",
+            "output_tokens",
+            "request_id",
+            "session",
+            "delay",
+            "tenant",
+            "images",
+            "model",
+        )
         columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         if self.after is not None:  # of a row whose predecessor is left out nothing is known but its delay
             places = np.append(np.where(rows, np.cumsum(rows) - 1, -1), -1)
