@@ -9,6 +9,7 @@ from .cost.drafting import (
     batch_time,
     compile_draft_cost,
     draft_time,
+    drafter,
     own_bytes,
     verification_engine,
     with_drafter,
@@ -63,6 +64,13 @@ class Deployment:
     def draft_cost(self) -> DraftCost | None:
         """What drafting adds to them."""
         return compile_draft_cost(self.speculation, *self._parts, self.engine) if self.speculation else None
+
+    @property
+    def accelerators(self) -> list[tuple[Hardware, int]]:
+        """Each kind of accelerator, and how many of it the replica has."""
+        found = [(self.hardware, self.parallelism.num_gpus)]
+        apart = self.speculation and self.speculation.drafter
+        return [*found, (apart.hardware or self.hardware, 1)] if apart else found
 
     @property
     def _parts(self) -> tuple[Model, Hardware, Precision, Parallelism]:
@@ -212,7 +220,28 @@ def _beside_drafter(
         )
     weights, kv = own_bytes(speculation, model, hardware, precision, parallelism)
     memory = with_drafter(memory, weights, kv)
+    if speculation.drafter:
+        own = speculation.drafter.hardware or hardware
+        memory = _as_drafter_holds(memory, drafter(speculation, model), own, precision, engine)
     return memory, _shortened(engine, memory, "the drafter")
+
+
+def _as_drafter_holds(
+    memory: Memory, model: Model, hardware: Hardware, precision: Precision, engine: ResolvedEngine
+) -> Memory:
+    """No more KV blocks than a GPU of its own has for the draft model's keys and values. InputError if it has none."""
+    try:
+        alone = memory_waterfall(model, hardware, precision, Parallelism(), replace(engine, max_model_len=1))
+    except InputError as error:
+        raise InputError([f"speculation.drafter: {problem}" for problem in error.problems]) from None
+    tables = sum(group.tables for group in memory.kv_groups)
+    blocks = min(memory.num_gpu_blocks, alone.num_gpu_blocks * tables)
+    return replace(
+        memory,
+        num_gpu_blocks=blocks,
+        kv_bytes=blocks * memory.block_bytes,
+        max_concurrency=memory.max_concurrency * blocks / memory.num_gpu_blocks,
+    )
 
 
 def _shortened(engine: ResolvedEngine, memory: Memory, beside: str) -> ResolvedEngine:
@@ -318,7 +347,10 @@ def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
     names = ("model", "hardware", "precision", "parallelism", "engine")
     own = (getattr(kind, name) for name in names)
     parts = (getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True))
-    return deploy(*parts, scenario.speculation, scenario.early_exit, kind.lora or scenario.lora)
+    speculation = scenario.speculation
+    if speculation and speculation.drafter and kind is scenario.cluster.prefill:
+        speculation = None  # who only computes prompts has no use for a drafter
+    return deploy(*parts, speculation, scenario.early_exit, kind.lora or scenario.lora)
 
 
 def deployment_of(scenario: Scenario) -> Deployment:

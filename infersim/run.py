@@ -220,7 +220,7 @@ def _result(
         provenance=provenance(*all_parts[0]),
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
-            gpus=np.repeat([d.parallelism.num_gpus for d, _ in kinds], counts),
+            gpus=np.repeat([sum(n for _, n in d.accelerators) for d, _ in kinds], counts),
             usd_per_hour=np.repeat([_usd_per_hour(d) for d, _ in kinds], counts, axis=0),
             rows=rows,
             usable_blocks=usable_blocks,
@@ -244,5 +244,7 @@ def _result(
 
 def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:
     """Low and high price of one replica; NaN if it is not known."""
-    price, gpus = deployment.hardware.price, deployment.parallelism.num_gpus
-    return (gpus * price.low, gpus * price.high) if price else (np.nan, np.nan)
+    prices = [(hardware.price, count) for hardware, count in deployment.accelerators]
+    if not all(price for price, _ in prices):
+        return np.nan, np.nan
+    return sum(n * price.low for price, n in prices), sum(n * price.high for price, n in prices)
