@@ -75,6 +75,7 @@ class Pool:
         self.wakers: list[Callable[[], bool]] = []
         """asked in turn to start a replica when a request finds none"""
         self.all_ready = bool(ready.all())
+        self.some_drain = False
 
     def allowed(self) -> np.ndarray | None:
         """bool[k]: replicas that may be sent another request; None if all may."""
@@ -103,6 +104,7 @@ class Pool:
             self.since[r] = time
         self.state[r] = state
         self.all_ready = bool((self.state == READY).all())
+        self.some_drain = DRAINING in self.state
         if state in (OFF, DEAD):
             self.router.forget(r)
             if self.slots is not None:
@@ -110,7 +112,7 @@ class Pool:
 
     def drain(self, time: float) -> None:
         """Replicas that were only to finish their requests go when they have."""
-        if DRAINING in self.state:
+        if self.some_drain:
             held = self.fleet.replicas["num_reserved"][self.members]  # computed prompts that are still on their way
             done = (self.state == DRAINING) & (self.router.signals.in_flight == 0) & (held == 0)
             for r in np.flatnonzero(done).tolist():

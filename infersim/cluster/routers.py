@@ -98,8 +98,12 @@ class Router:
         """The allowed replica of least cost; of equals the next one after the last chosen."""
         if allowed is not None:
             cost = np.where(allowed, cost, np.inf)
-        ties = np.flatnonzero(cost == cost.min())
-        return int(ties[np.searchsorted(ties, self.last + 1) % len(ties)])
+        here = self.last + 1
+        before = int(cost[:here].argmin()) if here else 0
+        if here == self.k:
+            return before
+        after = here + int(cost[here:].argmin())
+        return after if not here or cost[after] <= cost[before] else before
 
 
 def _round_robin(router: Router, i: int, allowed: np.ndarray | None) -> int:
