@@ -62,6 +62,9 @@ class Front:
         self.outcome = np.zeros(n, "i1")
         """i1[n]: COMPLETED, REJECTED, TIMED_OUT or LOST, in the end"""
         self.attempts = np.zeros(n, "i4")
+        self.entered = np.zeros(n)
+        self.held_back = np.zeros(n)
+        """f8[n], s: how long each stood at the front door, in its last attempt"""
         self.row = list(range(n))
         """the fleet's row of each: of its last attempt, and of the replica that answers"""
         self.owner: dict[int, int] = {}
@@ -218,6 +221,7 @@ class Front:
     def enter(self, i: int, time: float) -> None:
         """Request i stands at the front door."""
         self.order += 1
+        self.entered[i] = time
         pool, token = self.pool_of_request(i), self.token[i]
         heappush(pool.queue, (self.priority[i], self.order, i, token))
         self.admit(pool, time)
@@ -277,6 +281,7 @@ class Front:
                     any(wake() for wake in pool.wakers)
                 return
             heappop(pool.queue)
+            self.held_back[i] = time - self.entered[i]
             self.dispatch(i, allowed, time)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
@@ -379,7 +384,7 @@ class Front:
 
     def columns(self) -> dict[str, np.ndarray]:
         """What requests.csv says of each request beside its record."""
-        columns = {"attempts": self.attempts}
+        columns = {"attempts": self.attempts, "front_door_ms": self.held_back * 1e3}
         columns |= self.encode.columns() if self.encode else {}
         return columns | (self.slots.columns(self.row) if self.slots else {})
 

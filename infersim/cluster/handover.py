@@ -177,10 +177,14 @@ class HandOver(Front):
         return records
 
     def columns(self) -> dict[str, np.ndarray]:
+        def of_split(values: np.ndarray) -> np.ndarray:
+            return np.where(self.split, values, np.nan)  # else of an earlier attempt
+
         return super().columns() | {
             "prefill_replica": np.where(self.split, self.fleet.requests["replica"][self.prefill_row], -1),
-            "wait_for_room_ms": (self.reserved - self.computed) * 1e3,
-            "transfer_ms": (self.received - self.reserved) * 1e3,
+            "prefilled_s": of_split(self.computed),
+            "wait_for_room_ms": of_split(self.reserved - self.computed) * 1e3,
+            "transfer_ms": of_split(self.received - self.reserved) * 1e3,
         }
 
     def route(self, end: float) -> dict:
