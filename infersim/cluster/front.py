@@ -63,6 +63,7 @@ class Front:
         """i1[n]: COMPLETED, REJECTED, TIMED_OUT or LOST, in the end"""
         self.attempts = np.zeros(n, "i4")
         self.entered = np.zeros(n)
+        """f8[n]: when each came to the front door last"""
         self.held_back = np.zeros(n)
         """f8[n], s: how long each stood at the front door, in its last attempt"""
         self.row = list(range(n))
@@ -96,7 +97,6 @@ class Front:
         self.unsent: deque[int] = deque()
         """requests that wait for a place under max_concurrency"""
         self.order = 0
-        self.limit = spec.admission.max_outstanding if spec.admission else 0
         self.tree: PrefixTree | None = None
         self.adapters = adapters
         """the LoRA adapter of each request, if there are any"""
@@ -108,7 +108,8 @@ class Front:
             if name not in ("prefill", "encode"):
                 by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
         router = spec.decode.router if spec.decode else spec.router
-        self.pools = [self.make_pool(router, members, self.limit) for members in by_model.values()]
+        limit = spec.admission.max_outstanding if spec.admission else 0
+        self.pools = [self.make_pool(router, members, limit) for members in by_model.values()]
         self.which = pools_of(requests, sites).tolist()
         """the number of each request's pool"""
         longest = np.array([fleet.knobs["max_model_len"][pool.members].min() for pool in self.pools])[self.which]

@@ -270,7 +270,9 @@ def _timeline(briefing: dict[str, Any]) -> dict[str, Any]:
         about = f"{preemptions:,} preemptions in all."
         charts.append(figure("Requests that were preempted", about, "requests/s", by_their_start=lines["preempted"]))
     replicas = answer["scenario"]["cluster"]["replicas"]
-    text = f"{replicas} replica{'s' if replicas > 1 else ''} all the time."
+    text = f"{replicas} replica{'s' if replicas > 1 else ''}"
+    scalers = answer["route"].get("autoscalers", [])
+    text += "".join(f"; {s['group']}: {s['starts']} starts, {s['stops']} stops" for s in scalers) + "."
     return {"id": "time", "title": "Over time", "text": text, "charts": charts}
 
 

@@ -49,7 +49,9 @@ def title(document: dict) -> str:
     if scaler := scenario["cluster"].get("autoscaler"):
         copies = f" x {scaler['min']} to {scaler['max']} replicas"
     model = scenario["model"].rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-    if len(models := document["models"] or {}) > 1:
+    groups = [scenario, *(scenario["cluster"].get("kinds") or ())]
+    adapters = {name for group in groups for name in (group.get("lora") or {}).get("adapters", ())}
+    if len(models := (document["models"] or {}).keys() - adapters) > 1:
         model = f"{len(models)} models"
     gpus = f"{_gpus(scenario['parallelism'])} {scenario['hardware']['name']}{copies}"
     return f"{model} on {gpus}, {document['engine']['preset']}, {_load(scenario['workload'])}"
