@@ -9,12 +9,18 @@ import pytest
 from infersim.cluster.clients import Clients
 from infersim.cluster.pool import Site
 from infersim.cluster.serve import serve
+from infersim.cost.floors import floor_itl, floor_ttft
+from infersim.deployment import deployments_of
 from infersim.engine import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
+from infersim.explain.summary import summarize
+from infersim.run import run
 from infersim.spec.cluster import Cluster
+from infersim.spec.scenario import build_scenario
 from infersim.workload.requests import Requests
 
+SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"
 SCENARIOS = 1000
 BATCH = 50
 
@@ -222,3 +228,52 @@ def test_nothing_is_lost_or_counted_twice(first):
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+def a_scenario(draw: random.Random) -> dict:
+    """A small chat on a cluster of real kinds of replicas, with some of all that there is."""
+    cluster = draw.choice(
+        [
+            {"replicas": 3, "router": draw.choice(["round-robin", "power-of-two", "kv-aware", "weighted"])},
+            {"kinds": [{"replicas": 2}, {"model": LARGE, "autoscaler": {"target": 2, "max": 3, "interval": 1}}]},
+            {"prefill": {"hardware": draw.choice(["h100-sxm", "h200-sxm"])}, "decode": {"replicas": 2},
+             "transfer": {"bandwidth": "10 GB/s", "overlap": draw.choice(["none", "layers"]),
+                          "hand_over": draw.choice(["always", 300])}},
+        ]
+    )  # fmt: skip
+    workload = {
+        "num_requests": 100,
+        "request_rate": draw.choice([5, 50]),
+        "input_tokens": draw.choice([30, 400, 3000]),
+        "output_tokens": draw.choice([2, 40]),
+        "retries": 2,
+        "models": {SMALL: 1} | ({LARGE: 1} if "kinds" in cluster else {}) | ({"law": 1} if draw.random() < 0.4 else {}),
+    }
+    lora = {"adapters": {"law": 16}} if "law" in workload["models"] else None
+    if "kinds" in cluster and lora:
+        cluster["kinds"][0]["lora"], lora = lora, None
+    if draw.random() < 0.3:
+        shape = {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120}
+        cluster |= {"encode": {"encoder": shape}, "transfer": cluster.get("transfer", {"bandwidth": "10 GB/s"})}
+        workload["images"] = {"tokens": 100, "share": 0.5}
+    if draw.random() < 0.3:
+        cluster["failures"] = [{"mean_time_between": 5, "duration": 1}]
+    if draw.random() < 0.3:
+        cluster["admission"] = {"max_outstanding": 8}
+    return {"model": SMALL, "hardware": "h100-sxm", "cluster": cluster, "workload": workload, "lora": lora}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_laws_and_floors_hold_cluster_wide(seed):
+    """Whole runs: `summarize` checks requests, blocks, tokens, time and Little's law; and nobody is faster than the
+    bytes and FLOPs of its prompt and tokens at peak allow on the fastest replica that may serve it."""
+    data = a_scenario(random.Random(seed))
+    result = run(build_scenario(data, "test"))[0]
+    summarize([result])
+    parts = [(d.model, d.hardware, d.precision, d.parallelism) for d, _ in deployments_of(result.scenario)]
+    parts = [part for part in parts if part[0].name in (SMALL, LARGE)]
+    r = result.requests[result.completed]
+    ttft = {n: min(floor_ttft(*part, int(n)) for part in parts) for n in set(r["prompt_tokens"].tolist())}
+    assert (r["first_token"] - r["sent"] >= [ttft[n] for n in r["prompt_tokens"].tolist()]).all()
+    itl = min(floor_itl(*part, int(r["prompt_tokens"].min())) for part in parts)
+    assert (r["last_token"] - r["first_token"] >= itl * (r["num_output_tokens"] - 1)).all()

@@ -1,5 +1,7 @@
 """Images in prompts: what encoding costs, how embeddings travel, and what becomes of a request whose encoder dies."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -137,6 +139,11 @@ def test_a_run_with_images_is_whole():
         assert ttft[number == 0].mean() < ttft[number == 3].mean()
         assert "encode     " in "\n".join(line for _, line in render(document, []))
     assert result.replicas.names == ("h100-sxm",) * 3
+
+
+def test_a_resolved_scenario_is_that_scenario():
+    scenario = scenario_of({"failures": [{"mean_time_between": 9, "duration": 1}]})
+    assert build_scenario(json.loads(json.dumps(scenario.resolved())), "again") == scenario
 
 
 def test_encoders_scale():
