@@ -308,8 +308,8 @@ def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> No
 
 
 def encoder_of(scenario: Scenario) -> EncoderDeployment:
-    """The replica that encodes the scenario's images: as many at a time as the engine's token budget has patches for,
-    at least one (vLLM's encoder budget)."""
+    """The replica that encodes the scenario's images: in a step as many as the engine's token budget has prompt tokens
+    for, at least one (vLLM, compute_mm_encoder_budget)."""
     pool, images = scenario.cluster.encode, scenario.workload.images
     encoder, hardware = pool.encoder, pool.hardware or scenario.hardware
     patches = images.tokens * encoder.patches_per_token
@@ -319,12 +319,12 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
     layers = (layer,) * encoder.num_hidden_layers
     model = Model("encoder", "vision transformer", width, 1, layers, False, patches + 1, 0, 0, 0)
     plain = resolve(Engine(preset=scenario.engine.preset), hardware, 1)
-    budget = max(plain.max_num_batched_tokens, patches + 1)
+    at_once = max(plain.max_num_batched_tokens // images.tokens, 1)
     engine = replace(
         plain,
         max_model_len=patches + 1,
-        max_num_batched_tokens=budget,
-        max_num_seqs=max(budget // patches, 1),
+        max_num_batched_tokens=max(at_once * patches, patches + 1),
+        max_num_seqs=at_once,
         chunked_prefill=False,
         enable_prefix_caching=False,
         order="running-first",
