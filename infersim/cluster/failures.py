@@ -61,8 +61,10 @@ class Failures:
         front, now = self.front, self.front.clock.now
         if failure.kind == "slow":
             factors = self.slow.setdefault(replica, [])
+            before = max(factors, default=1.0)
             factors.append(failure.factor) if breaks else factors.remove(failure.factor)
-            front.fleet.slow_down(replica, max(factors, default=1.0))
+            if (factor := max(factors, default=1.0)) != before:
+                front.fleet.slow_down(replica, factor)
         elif failure.kind == "partition":
             self.cuts += 1 if breaks else -1
             front.cut(self.cuts > 0, for_ever)

@@ -58,7 +58,7 @@ class Router(Description):
 
     policy: Policy = "round-robin"
     signal_age: Seconds = 0.0
-    """replicas report this often, and are seen as they last reported; 0: as they are"""
+    """replicas report this often, and are seen as they last reported; 0: as they are (kv-aware's KV events always)"""
     scorers: Scorers = Scorers()
     """of policy weighted (defaults: Gateway API Inference Extension, which llm-d builds on)"""
     overlap_weight: Number = 1.0
@@ -219,7 +219,7 @@ class Admission(Description):
     max_outstanding: Count
     """requests in a replica: more wait at the front door, the tenant with the lowest priority number first"""
     max_queue: CountOrZero | None = None
-    """requests waiting at the front door: of more the least urgent is refused; default: any number"""
+    """requests waiting at the front door for a model: of more the least urgent is refused; default: any number"""
 
 
 class Failure(Description):
