@@ -1,5 +1,7 @@
 """LoRA adapters: bytes, slots, loads, and routers that know where one is loaded."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.summary import summarize
 from infersim.models.catalog import load_model
+from infersim.report.export import vllm_serve
 from infersim.report.terminal import render
 from infersim.run import run
 from infersim.spec.cluster import Cluster
@@ -77,6 +80,16 @@ def test_slots_come_off_the_kv_cache():
     memory = deployment_of(scenario_of(lora=lora)).memory
     assert memory.adapter_bytes == 8 * 64 * 2 * 41_943_040 / 16
     assert plain.kv_bytes - memory.kv_bytes == pytest.approx(memory.adapter_bytes, abs=memory.block_bytes)
+
+
+def test_a_slot_has_one_of_vllms_ranks():
+    """The next of 1, 8, 16, 32, ... that holds the largest adapter; and vLLM is started with it."""
+    scenario = scenario_of(lora={"adapters": {"law": 20, "code": 8}, "max_loras": 2})
+    assert scenario.lora.slot_rank == 32
+    words = vllm_serve(scenario, asdict(deployment_of(scenario).engine))
+    start = words.index("--enable-lora")
+    assert words[start : start + 5] == ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "32"]
+    assert "law=/adapters/law" in words
 
 
 def test_the_first_request_waits_for_the_load_and_the_second_does_not():

@@ -1,13 +1,15 @@
 """LoRA adapters that a replica serves beside its model."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from .base import Description
 from .units import Count
 
-Rank = Annotated[Count, Field(le=1024)]
+Rank = Annotated[Count, Field(le=512)]
+SlotRank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
+"""vLLM's MaxLoRARanks"""
 
 
 class Lora(Description):
@@ -17,16 +19,17 @@ class Lora(Description):
     """{name: rank}, of the attention's and the MLP's matrices; all lie in the host's memory"""
     max_loras: Annotated[Count, Field(le=10_000)] = 1
     """slots on the GPU, each as large as an adapter of max_lora_rank: requests of so many adapters run at one time"""
-    max_lora_rank: Rank | None = None
-    """default: the largest of adapters"""
+    max_lora_rank: SlotRank | None = None
+    """default: the next one that holds the largest of adapters"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.slot_rank < max(self.adapters.values()):
+        if self.max_lora_rank and self.max_lora_rank < max(self.adapters.values()):
             raise ValueError(f"max_lora_rank: must be at least the largest rank of adapters (got {self.max_lora_rank})")
         return self
 
     @property
     def slot_rank(self) -> int:
         """The rank that every slot has room for."""
-        return self.max_lora_rank or max(self.adapters.values())
+        largest = max(self.adapters.values())
+        return self.max_lora_rank or next(rank for rank in get_args(SlotRank) if rank >= largest)
