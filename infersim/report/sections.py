@@ -250,6 +250,7 @@ def memory(named: Named) -> dict[str, Any]:
         parts = {
             "weights": memory["weights_bytes"],
             "KV cache": memory["kv_bytes"],
+            "adapters": memory["adapter_bytes"],
             "activations": memory["activation_bytes"],
             "CUDA graphs": memory["cuda_graph_bytes"],
             "other": memory["overhead_bytes"],
