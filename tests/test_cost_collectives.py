@@ -35,7 +35,7 @@ def test_no_collective_beats_its_link(name, kind):
 
 
 def test_small_messages_go_in_one_shot_and_large_ones_in_two():
-    own = OperatorEfficiency(bandwidth=0.5, flops=1, fixed=5e-6, knee=1, provenance="assumed", source="test")
+    own = OperatorEfficiency(bandwidth=0.5, flops=1, fixed=5e-6, softness=0, provenance="assumed", source="test")
     hardware = load_hardware("h100-sxm").model_copy(update={"efficiency": {"all_reduce": own}})
     law, link = collective(hardware, "all_reduce", "bf16", 8), 0.5 * hardware.link.bandwidth
     assert law.seconds(2048) == pytest.approx(5e-6 + 7 * 2048 / link)

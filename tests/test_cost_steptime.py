@@ -190,7 +190,8 @@ def test_an_operator_is_its_law():
     hardware = hardware.model_copy(update={"name": "none", "generation": "tpu", "num_sms": None})
     sums = batch_sums([(0, 700), (3000, 1), (10, 1)], 0)
     for operator in forward_pass(model, hardware, precision, Parallelism(tensor=4)):
-        plain = OperatorEfficiency(bandwidth=0.7, flops=0.6, fixed=3e-6, knee=2.5, provenance="assumed", source="test")
+        shares = {"bandwidth": 0.7, "flops": 0.6, "fixed": 3e-6, "softness": 0.1}
+        plain = OperatorEfficiency(**shares, provenance="assumed", source="test")
         device = hardware.model_copy(update={"efficiency": {operator.operator_class: plain}})
         speed, split = rate(device, operator), zero_split(1)
         add_time(split, operator, speed, sums)

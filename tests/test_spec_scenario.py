@@ -171,7 +171,7 @@ def test_missing_keys_say_what_they_are():
         ("model: [a\n", "line 2: "),
         ("engine:\n  <<: {max_num_seqs: 1}\n", "engine.<<: unknown key"),
         ("? [a, b]\n: 1\n", "line 1: a key must be a word"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "nest"),
         ("x: !!python/object/apply:os.system [ls]\n", "line 1: could not determine a constructor"),
         ("x: !!int abc\n", "a value cannot be read"),
         ("a: 1\n---\nb: 2\n", "line 2: but found another document"),

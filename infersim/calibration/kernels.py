@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.cost.laws import knee
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency
 
@@ -115,7 +114,7 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
         own = {"bandwidth", "flops", "softness", "fixed"}
         return OperatorEfficiency(
             bandwidth=_round(values["bandwidth"]), flops=_round(values.get("flops", 1.0)),
-            fixed=_round(values["fixed"]), knee=_round(knee(values.get("softness", 0.0))), provenance="calibrated",
+            fixed=_round(values["fixed"]), softness=_round(values.get("softness", 0.0)), provenance="calibrated",
             source=source, terms={name: _round(value) for name, value in values.items() if name not in own},
             correction=correction,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
     t = (fixed + serial + smooth_max(memory, compute)) x correction
 
-A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, knee, and `terms` by the names below. Arguments
+A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, softness, and `terms` by the names below. Arguments
 are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with them.
 """
 
@@ -57,16 +57,6 @@ SPLIT_ROWS = 1024
 def smooth_max(a, b, softness):
     """Time of two activities of a and b seconds: the longer at softness 0 (perfect overlap), their sum at 1 (none)."""
     return 0.5 * (a + b + np.sqrt((a - b) ** 2 + 4.0 * softness * a * b))
-
-
-def softness(knee: float) -> float:
-    """The softness that gives the same time as a p-norm of exponent `knee` where both sides are equal."""
-    return (2.0 ** (1.0 / knee) - 1.0) ** 2
-
-
-def knee(softness: float) -> float:
-    """The inverse of `softness`, at most 100."""
-    return float(min(100.0, np.log(2.0) / np.log1p(max(softness, 1e-9) ** 0.5)))
 
 
 def gemm_compute(shares: OperatorEfficiency, hardware: Hardware, peak: float, m, n, k) -> np.ndarray:

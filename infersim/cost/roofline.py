@@ -32,7 +32,6 @@ from .laws import (
     moe_coordinates,
     quantization,
     smooth_max,
-    softness,
 )
 from .operator import Operator, Sums, evaluate
 
@@ -65,7 +64,7 @@ def rate(hardware: Hardware, operator: Operator) -> Rate:
         # one integer instruction per lane and cycle: half of the FP32 FLOPs
         per_unpacked=UNPACK / (hardware.flops.get("fp32", peak / 16) / 2) if operator.unpack else 0.0,
         fixed=shares.fixed,
-        softness=softness(shares.knee),
+        softness=shares.softness,
         peak=peak,
         shares=shares,
         hardware=hardware,

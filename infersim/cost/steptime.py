@@ -186,6 +186,6 @@ def provenance(
     times = launch(hardware)
     hidden = {"terms", "correction", "errors"}
     rows = [(name, dtype, efficiency(hardware, name, dtype).model_dump(exclude=hidden)) for name, dtype in used]
-    outside = {"bandwidth": 1.0, "flops": 1.0, "fixed": times.eager - times.graph, "knee": 1.0}
+    outside = {"bandwidth": 1.0, "flops": 1.0, "fixed": times.eager - times.graph, "softness": 0.0}
     rows.append(("launch", "", outside | {"provenance": "published", "source": times.source}))
     return [{"operator": name, "dtype": dtype, **row} for name, dtype, row in rows]

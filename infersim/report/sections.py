@@ -357,11 +357,11 @@ def _what_if(briefing: dict[str, Any]) -> dict[str, Any]:
 
 def _provenance(answer: dict[str, Any]) -> dict[str, Any]:
     rows = [
-        [row["operator"], row["dtype"], row["bandwidth"], row["flops"], row["fixed"] * 1e6, row["knee"],
+        [row["operator"], row["dtype"], row["bandwidth"], row["flops"], row["fixed"] * 1e6, row["softness"],
          row["provenance"], row["source"]]
         for row in answer["provenance"]
     ]  # fmt: skip
-    head = ["operator", "dtype", "bandwidth share", "FLOP share", "fixed µs", "knee", "provenance", "source"]
+    head = ["operator", "dtype", "bandwidth share", "FLOP share", "fixed µs", "softness", "provenance", "source"]
     text = "One replication: no intervals. Set simulation.replications for error bars."
     if answer["confidence"]:
         level = answer["confidence"]["level"]

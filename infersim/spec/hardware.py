@@ -59,7 +59,8 @@ class Correction(Description):
 class OperatorEfficiency(Description):
     """How near one class of operator comes to the datasheet: t = fixed + smooth_max(t_mem, t_flop).
 
-    t_mem = bytes / (bandwidth * memory bandwidth), t_flop = FLOPs / (flops * peak).
+    t_mem = bytes / (bandwidth * memory bandwidth), t_flop = FLOPs / (flops * peak), and
+    smooth_max(a, b) = (a + b + sqrt((a - b)^2 + 4 softness a b)) / 2.
     """
 
     bandwidth: Share
@@ -68,8 +69,8 @@ class OperatorEfficiency(Description):
     """share of the dense FLOP/s that is reached, in (0, 1]"""
     fixed: Seconds
     """seconds per operator that no byte or FLOP explains"""
-    knee: Annotated[Number, Field(ge=1, le=100)]
-    """exponent of the smooth maximum; larger is sharper"""
+    softness: Annotated[Number, Field(le=1)]
+    """of the smooth maximum: 0 is the longer of the two times, 1 their sum"""
     provenance: Provenance
     source: str
     terms: dict[str, Number] = Field(default_factory=dict)
