@@ -61,7 +61,17 @@ def rising(table: np.ndarray) -> np.ndarray:
     least as much as any of them) and what those behind do (at most)."""
     total = table.sum(1)
     least, most = np.maximum.accumulate(total), np.minimum.accumulate(total[::-1])[::-1]
-    return table * (np.sqrt(least * most) / np.where(total > 0.0, total, 1.0))[:, None]
+    return np.ascontiguousarray(table * (np.sqrt(least * most) / np.where(total > 0.0, total, 1.0))[:, None])
+
+
+def merged(operators: list[Operator]) -> list[Operator]:
+    """The operators, equal ones of different layers as one."""
+    found: dict[str, Operator] = {}
+    for operator in operators:
+        key = repr(replace(operator, count=0))
+        count = operator.count + (found[key].count if key in found else 0)
+        found[key] = replace(operator, count=count)
+    return list(found.values())
 
 
 def sum_operators(
@@ -75,7 +85,7 @@ def sum_operators(
     shared = zero_split(len(tokens)) if parallelism.attention_data > 1 else None
     rows: dict[tuple[int, str], np.void] = {}
     times = launch(hardware)
-    for operator in forward_pass(model, hardware, precision, parallelism):
+    for operator in merged(forward_pass(model, hardware, precision, parallelism)):
         speed = rate(hardware, operator)
         kernels = 0 if operator.message else operator.count
         if operator.shared:
