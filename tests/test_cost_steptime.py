@@ -152,7 +152,7 @@ DEPLOYED = [
 @pytest.mark.parametrize(("model", "hardware", "parallelism", "precision", "count"), DEPLOYED)
 def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, precision, count):
     """10,000 random mixed batches, of all architectures, formats and kinds of parallelism, to 0.5 %."""
-    knobs = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
+    knobs = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "eager_launch_time": 0}
     deployed = deployment(model, hardware, parallelism, precision=precision, **knobs)
     model, hardware, precision, parallelism, engine = deployed
     cost = sum_operators(*deployed)
@@ -305,6 +305,20 @@ def test_sums_of_floors_are_those_of_a_batch():
         batch = batch_sums([(0, 1000)], window)
         assert prefill_sums(1000)(window)["prefill_pairs"] == batch["prefill_pairs"]
         assert decode_sums(1000)(window)["decode_keys"] == batch_sums([(999, 1)], window)["decode_keys"]
+
+
+def test_a_step_outside_the_graphs_is_not_shorter_than_its_launches():
+    """The host's time is exposed where the device is faster, and only as far as that."""
+    deployed = deployment("Llama-3.1-8B", "h200-sxm", 8, eager_launch_time=50e-6)
+    device = sum_operators(*deployment("Llama-3.1-8B", "h200-sxm", 8, eager_launch_time=0)).linear
+    linear = sum_operators(*deployed).linear
+    _, captured = padded_tokens(deployed[-1])
+    kernels = sum(operator.count for operator in forward_pass(*deployed[:4]))  # 16 bits: a kernel for each
+    assert linear[captured] == pytest.approx(device[captured])
+    least = np.maximum(device[~captured].sum(-1), kernels * 50e-6)
+    assert linear[~captured].sum(-1) == pytest.approx(least)
+    assert (linear[~captured][:100, HOST] > 0).all()
+    assert linear[-1, HOST] == 0
 
 
 def test_worker_time_is_in_every_step():

@@ -202,8 +202,9 @@ RING_HOP = 1.6e-6
 
 # Classes of operators without published figures of their own take those of the class that is most like them, and the
 # fixed time of so many of its kernels (vLLM's fused_experts: sorting tokens, two grouped GEMMs, activation, sum).
+EXPERT_KERNELS = 5
 LIKE = {
-    "moe": ("gemm", 5),
+    "moe": ("gemm", EXPERT_KERNELS),
     "mla_prefill": ("attention_prefill", 1),
     "mla_decode": ("attention_decode", 1),
     "recurrent": ("attention_decode", 1),

@@ -3,7 +3,8 @@
     t = (fixed + serial + smooth_max(memory, compute)) x correction
 
 A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, softness, and `terms` by the names below. Its
-arguments are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with them.
+arguments are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with
+them.
 """
 
 from typing import NamedTuple

@@ -14,7 +14,7 @@ from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
 from .correction import exp2
-from .efficiency import efficiency, launch
+from .efficiency import EXPERT_KERNELS, efficiency, launch
 from .laws import attention_coordinates, smooth_max
 from .mixed import add_mixed
 from .operator import Operator
@@ -64,6 +64,13 @@ def rising(table: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(table * (np.sqrt(least * most) / np.where(total > 0.0, total, 1.0))[:, None])
 
 
+def launches(operator: Operator) -> int:
+    """Kernels of one operator: experts are several, and quantising a matrix's inputs is one of its own."""
+    if operator.routing:
+        return EXPERT_KERNELS
+    return 2 if operator.shape.get("quantised") and "fused" not in operator.shape else 1
+
+
 def merged(operators: list[Operator]) -> list[Operator]:
     """The operators, equal ones of different layers as one."""
     found: dict[str, Operator] = {}
@@ -84,10 +91,11 @@ def sum_operators(
     linear, head = zero_split(len(tokens)), zero_split(len(sequences))
     shared = zero_split(len(tokens)) if parallelism.attention_data > 1 else None
     rows: dict[tuple[int, str], np.void] = {}
-    times = launch(hardware)
+    times, kernels_in_all = launch(hardware), 0
     for operator in merged(forward_pass(model, hardware, precision, parallelism)):
         speed = rate(hardware, operator)
         kernels = 0 if operator.message else operator.count
+        kernels_in_all += operator.count * launches(operator)
         if operator.shared:
             add_time(shared, operator, speed, {"step": 1.0, "tokens": tokens * parallelism.attention_data})
         elif operator.per == "tokens":
@@ -104,7 +112,10 @@ def sum_operators(
             f"model: {model.name} has {len(rows)} different kinds of attention; at most {MAX_ATTENTION_KINDS} are"
             " modelled"
         )
-    linear[:, HOST] += engine.worker_step_time
+    # a step outside the graphs is not shorter than its launches: the device waits for the host's
+    beside = linear.sum(-1) if shared is None else linear.sum(-1) + shared.sum(-1)
+    waits = np.maximum(engine.eager_launch_time * kernels_in_all - beside, 0.0)
+    linear[:, HOST] += np.where(captured, 0.0, waits) + engine.worker_step_time
     head[:, HOST] += engine.worker_sequence_time * sequences
     linear[0] = head[0] = 0.0
     if shared is not None:
