@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .cost.attention_io import with_attention_kernel
 from .cost.depth import with_early_exit
 from .cost.drafting import (
     batch_time,
@@ -150,6 +151,7 @@ def deploy(
     """
     model = load_model(model_name)
     resolved = resolve(engine, hardware, model.max_position_embeddings)
+    hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     if engine.max_model_len is None:
         longest = longest_sequence(model, hardware, precision, parallelism, resolved)
         if longest < resolved.max_model_len:

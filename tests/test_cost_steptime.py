@@ -274,7 +274,7 @@ def test_graphs_pad_and_launch_cheaply():
     assert (linear[257] == linear[272]).all()
     assert linear[272].sum() < linear[273].sum()
     assert linear[513, LAUNCH] - linear[512, LAUNCH] > 1e-6 * sum(op.count for op in forward_pass(*deployed[:4])) / 1.2
-    assert linear[513].sum() < linear[514].sum()
+    assert linear[1500].sum() < linear[1501].sum()
 
 
 @pytest.mark.parametrize(
@@ -305,6 +305,21 @@ def test_sums_of_floors_are_those_of_a_batch():
         batch = batch_sums([(0, 1000)], window)
         assert prefill_sums(1000)(window)["prefill_pairs"] == batch["prefill_pairs"]
         assert decode_sums(1000)(window)["decode_keys"] == batch_sums([(999, 1)], window)["decode_keys"]
+
+
+def test_an_all_reduce_that_normalises_takes_the_norms_along():
+    """Of small messages, and only where there is an all-reduce."""
+    saved = {}
+    for tensor in (1, 4):
+        fused, plain = (
+            sum_operators(*deployment("Llama-3.1-8B", "h100-sxm", tensor, fuse_allreduce_rms=fuse, eager_launch_time=0))
+            for fuse in (True, False)
+        )
+        saved[tensor] = (plain.linear - fused.linear).sum(-1)
+    assert not saved[1].any()
+    assert saved[4][8] == pytest.approx(64 * 2.4e-6, rel=0.2)  # two norms in each of 32 layers
+    assert saved[4][1024] > 0  # 8 MiB
+    assert saved[4][1025] == 0
 
 
 def test_a_step_outside_the_graphs_is_not_shorter_than_its_launches():

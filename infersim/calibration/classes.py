@@ -256,10 +256,14 @@ QUANTIZATION = (
 )
 
 
-def parameters(operator_class: str, dtype: str) -> tuple[Parameter, ...]:
-    """What to fit for this class and dtype, the fixed time aside."""
+SWITCH = (Parameter("switch_fixed", 1e-5, 1e-6, 1e-4), Parameter("switch_bandwidth", 0.5, 0.05, 1.0))
+
+
+def parameters(operator_class: str, dtype: str, hardware: Hardware) -> tuple[Parameter, ...]:
+    """What to fit for this class and dtype on this device, the fixed time aside."""
     quantised = operator_class == "gemm" and MATRICES[dtype][3] > 0
-    return CLASSES[operator_class].parameters + (QUANTIZATION if quantised else ())
+    switched = operator_class == "all_reduce" and hardware.link.in_switch_reduction
+    return CLASSES[operator_class].parameters + QUANTIZATION * quantised + SWITCH * switched
 
 
 def known(rows: Rows) -> bool:

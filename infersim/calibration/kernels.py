@@ -101,7 +101,7 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     if not (cold & test).any() or not (cold & ~test).any():
         test = np.zeros(len(rows), dtype=bool)
     train = rows.where(~test)
-    names = parameters(rows.operator_class, rows.dtype)
+    names = parameters(rows.operator_class, rows.dtype, hardware)
     if len(train) < 3 * len(names):
         return None
     # no kernel is faster than the fastest of those that move next to nothing

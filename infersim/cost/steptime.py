@@ -11,7 +11,7 @@ from infersim.spec.engine import ResolvedEngine
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
+from infersim.spec.precision import BYTES, Precision
 
 from .correction import exp2
 from .efficiency import EXPERT_KERNELS, efficiency, launch
@@ -21,6 +21,10 @@ from .operator import Operator
 from .operators import forward_pass
 from .roofline import PAIRS, Rate, add_time, attention_law, rate, zero_split
 from .sharding import check_modelled, pipeline_stages
+
+FUSED_BYTES = 8 * 2**20
+"""up to this size an all-reduce can add the residual and normalise on its way (vLLM's thresholds of FlashInfer's kernel
+for 8 ranks; TensorRT-LLM's RESIDUAL_RMS_NORM)"""
 
 
 def capture_sizes(engine: ResolvedEngine) -> np.ndarray:
@@ -99,7 +103,11 @@ def sum_operators(
         if operator.shared:
             add_time(shared, operator, speed, {"step": 1.0, "tokens": tokens * parallelism.attention_data})
         elif operator.per == "tokens":
-            add_time(linear, operator, speed, {"step": 1.0, "tokens": tokens})
+            own = zero_split(len(tokens))
+            add_time(own, operator, speed, {"step": 1.0, "tokens": tokens})
+            if operator.name == "norm" and parallelism.tensor > 1 and engine.fuse_allreduce_rms:
+                own[tokens * model.hidden_size * BYTES[precision.activations] <= FUSED_BYTES] = 0.0
+            linear += own
         elif operator.per == "sequences":  # the head runs outside the graphs
             add_time(head, operator, speed, {"step": 1.0, "sequences": sequences})
             head[:, LAUNCH] += kernels * (times.eager - times.graph)

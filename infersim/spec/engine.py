@@ -13,6 +13,7 @@ from .units import Count, CountOrZero, Number, Seconds, Share, short
 GIB = 2.0**30
 INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
 HostTime = Annotated[Seconds, Field(le=3600)]
+AttentionKernel = Literal["standard", "flash1", "flash2", "flash3"]
 
 
 LAUNCHES = (
@@ -82,6 +83,8 @@ class EnginePreset:
     """seconds per step in which the device waits for its worker even under async scheduling (inputs, sampling)"""
     worker_sequence_time: float = 0.0
     """seconds per sequence in a step, likewise"""
+    fuse_allreduce_rms: bool = False
+    """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too"""
     eager_launch_time: float = 50e-6
     """CPU seconds to launch a kernel outside CUDA graphs, Python and all: no such step is shorter than its launches"""
     host_source: str = (
@@ -122,6 +125,7 @@ TRTLLM: dict[str, Any] = {
     "order": "decodes-first",
     "late_hits": "wait",
     "chunked_prefill": False,
+    "fuse_allreduce_rms": True,
     "block_size": 32,
     "source": "TensorRT-LLM 1.0: batch_manager/capacityScheduler.cpp, microBatchScheduler.cpp, llmapi/llm_args.py",
 }
@@ -340,6 +344,10 @@ class Engine(Description):
     """the same per sequence in a step"""
     eager_launch_time: HostTime | None = None
     """CPU time to launch a kernel outside CUDA graphs; no such step is shorter than its launches"""
+    fuse_allreduce_rms: bool | None = None
+    """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too (vLLM's compilation pass)"""
+    attention_kernel: AttentionKernel | None = None
+    """of prompts, at its published rate; default: the one that was measured on the device"""
 
 
 @dataclass(frozen=True)
@@ -378,13 +386,15 @@ class ResolvedEngine:
     worker_step_time: float
     worker_sequence_time: float
     eager_launch_time: float
+    fuse_allreduce_rms: bool
+    attention_kernel: str | None
     origin: dict[str, str]
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 
 
 SAME_NAME = ("block_size", "gpu_memory_utilization", "long_prefill_token_threshold", "watermark", "async_scheduling",
              "enable_prefix_caching", "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
-             "worker_sequence_time", "eager_launch_time")  # fmt: skip
+             "worker_sequence_time", "eager_launch_time", "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
                "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
@@ -406,6 +416,7 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
         choose(knob, getattr(engine, knob), getattr(preset, knob), "preset default")
     choose("chunked_prefill", engine.enable_chunked_prefill, preset.chunked_prefill, "preset default")
     choose("reserve_full_isl", engine.scheduler_reserve_full_isl, preset.reserve_full_isl, "preset default")
+    choose("attention_kernel", engine.attention_kernel, None, "as measured on the device")
     choose("num_gpu_blocks_override", engine.num_gpu_blocks_override, None, "none: from the memory")
     choose("max_model_len", engine.max_model_len, model_max_len, "model")
 

@@ -88,6 +88,8 @@ class Link(Description):
     """bytes per second in one direction, per accelerator, all links together"""
     domain_size: Count
     """accelerators that it joins; 1 if there is no link but PCIe"""
+    in_switch_reduction: bool = False
+    """its switches add up what devices send each other (NVLink SHARP, from NVLink4's switches on)"""
 
 
 class Price(Description):

@@ -62,8 +62,10 @@ STREAM_INTERVAL = 10
 def _sglang(row) -> Recipe:
     clients, on_b200 = int(row.batch_size), row.system == "b200_sxm"
     kv_cache = "fp8" if on_b200 and row.precision != "bf16" else "bf16"
+    # --enable-flashinfer-allreduce-fusion
+    fused = {"fuse_allreduce_rms": on_b200 or row.fam == "Qwen3.5-397B-A17B"}
     if row.fam == "GLM-5":
-        return Recipe({"max_num_batched_tokens": 32768} if on_b200 else {}, kv_cache)
+        return Recipe(({"max_num_batched_tokens": 32768} if on_b200 else {}) | fused, kv_cache)
     if row.fam == "Qwen3.5-397B-A17B":
         kv_cache = "fp8" if row.precision == "fp8" else "bf16"
         tokens = 32768 if on_b200 else 16384
@@ -71,15 +73,17 @@ def _sglang(row) -> Recipe:
         tokens = 16384 if row.precision == "fp4" else 8192 if row.tp_size == 4 else 32768
     # --scheduler-recv-interval: the scheduler looks for new requests every so many decode steps
     interval = (30 if clients >= 16 else 10) if on_b200 else 1
-    return Recipe({"max_num_batched_tokens": tokens}, kv_cache, held=(interval - 1) / 2)
+    return Recipe({"max_num_batched_tokens": tokens} | fused, kv_cache, held=(interval - 1) / 2)
 
 
 def _vllm(row) -> Recipe:
     clients, on_b200 = int(row.batch_size), row.system == "b200_sxm"
+    # --compilation-config pass_config.fuse_allreduce_rms
+    fused = {"fuse_allreduce_rms": (on_b200 and row.precision != "fp8") or row.fam == "Kimi-K2.5"}
     if row.fam == "Llama-3.1-70B":
-        return Recipe({"max_num_batched_tokens": 8192}, "fp8")
+        return Recipe({"max_num_batched_tokens": 8192, "fuse_allreduce_rms": on_b200}, "fp8")
     if row.fam == "gpt-oss-120b":
-        return Recipe({"max_num_batched_tokens": 8192}, "fp8" if on_b200 else "bf16")
+        return Recipe({"max_num_batched_tokens": 8192} | fused, "fp8" if on_b200 else "bf16")
     if row.fam == "MiniMax-M2.5" and not on_b200:
         return Recipe({"max_num_batched_tokens": 16384 if clients <= 32 else 32768}, "fp8")
-    return Recipe({}, "bf16")
+    return Recipe(fused, "bf16")
