@@ -24,7 +24,7 @@ from .spec.cluster import Kind
 from .spec.early_exit import EarlyExit
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.errors import InputError
-from .spec.hardware import Hardware
+from .spec.hardware import Hardware, with_kernels_of
 from .spec.parallelism import Parallelism
 from .spec.precision import Precision
 from .spec.scenario import Scenario
@@ -151,6 +151,7 @@ def deploy(
     """
     model = load_model(model_name)
     resolved = resolve(engine, hardware, model.max_position_embeddings)
+    hardware = with_kernels_of(hardware, resolved.preset.partition("-")[0])
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     if engine.max_model_len is None:
         longest = longest_sequence(model, hardware, precision, parallelism, resolved)

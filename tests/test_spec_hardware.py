@@ -93,7 +93,13 @@ def test_all_problems_of_a_profile_at_once():
 
 
 @pytest.mark.parametrize(
-    ("key", "message"), [("gem", "did you mean gemm"), ("gemm.bf17", "did you mean bf16"), ("x", "known: gemm, ")]
+    ("key", "message"),
+    [
+        ("gem", "did you mean gemm"),
+        ("gemm.bf17", "did you mean bf16"),
+        ("x", "known: gemm, "),
+        ("all_reduce.bf16@trtlm", "did you mean trtllm"),
+    ],
 )
 def test_efficiency_keys_are_known(key, message):
     data = PROFILES["h100-sxm"].model_dump()

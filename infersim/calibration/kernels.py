@@ -76,13 +76,28 @@ def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
     return chosen
 
 
+OWN_KERNELS = (("all_reduce", "trtllm"),)
+"""classes of which an engine has kernels of its own, so that its newest table counts beside the chosen one"""
+
+
+def own_kernels(tables: list[Rows]) -> dict[str, Rows]:
+    """Key of the efficiency (class.dtype@engine) -> the engine's newest table."""
+    found: dict[str, Rows] = {}
+    for rows in sorted(joined(filter(known, tables)), key=lambda rows: version(rows.software)):
+        engine = rows.software.partition(" ")[0]
+        if (rows.operator_class, engine) in OWN_KERNELS:
+            found[f"{rows.operator_class}.{rows.dtype}@{engine}"] = rows
+    return found
+
+
 def calibrate(tables: list[Rows], hardware: Hardware, source: str) -> dict[str, OperatorEfficiency]:
     """Class and dtype -> efficiency, for all that the tables hold enough rows of. InputError if that is nothing."""
+    chosen = {f"{rows.operator_class}.{rows.dtype}": rows for rows in choose(tables, hardware)}
     found = {}
-    for rows in choose(tables, hardware):
+    for key, rows in {**chosen, **own_kernels(tables)}.items():
         software = f", {rows.software}" if rows.software else ""
         if shares := fit(rows, hardware, f"{source}{software}"):
-            found[f"{rows.operator_class}.{rows.dtype}"] = shares
+            found[key] = shares
     if not found:
         raise InputError("the tables hold too few rows that no cache has touched; must be a few dozen of a class")
     return dict(sorted(found.items(), key=lambda item: list(CLASSES).index(item[0].split(".")[0])))

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -114,13 +114,16 @@ class LaunchTime(Description):
     source: str
 
 
+Stack = Literal["torch", "vllm", "sglang", "trtllm"]
+
+
 class Calibration(Description):
     """Where a measured profile comes from. Its efficiencies hold for the kernels of one software stack."""
 
     device: str
     """as the driver names it"""
     driver: str
-    stack: Literal["torch", "vllm", "sglang", "trtllm"]
+    stack: Stack
     version: str
     """of the stack"""
     date: str
@@ -155,7 +158,8 @@ class Hardware(Description):
     tdp: Watts | None = None
     price: Price | None = None
     efficiency: dict[str, OperatorEfficiency] = Field(default_factory=dict)
-    """by operator class, or class.dtype: of matrices the format of their weights, else that of the elements"""
+    """by operator class, or class.dtype: of matrices the format of their weights, else that of the elements; with
+    @trtllm or another engine's name behind for a kernel of its own"""
     launch: LaunchTime | None = None
     """default: published figures of the nearest device"""
     calibration: Calibration | None = None
@@ -168,7 +172,10 @@ class Hardware(Description):
         if not {"bf16", "fp16"} & self.flops.keys():
             problems.append("flops must give bf16 or fp16")
         for key in self.efficiency:
-            operator, _, dtype = key.partition(".")
+            name, at, stack = key.partition("@")
+            operator, _, dtype = name.partition(".")
+            if at and stack not in get_args(Stack):
+                problems.append(f"efficiency.{key[:40]} names no engine" + near(stack, list(get_args(Stack))))
             if operator not in OPERATOR_CLASSES:
                 problems.append(f"efficiency.{key[:40]} is no operator class" + near(operator, list(OPERATOR_CLASSES)))
             elif dtype and dtype not in (*DTYPES, *FORMATS):
@@ -176,6 +183,12 @@ class Hardware(Description):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+def with_kernels_of(hardware: Hardware, stack: str) -> Hardware:
+    """The device as this engine uses it: with its own kernels where the profile has any."""
+    own = {key.partition("@")[0]: row for key, row in hardware.efficiency.items() if key.endswith(f"@{stack}")}
+    return hardware.model_copy(update={"efficiency": {**hardware.efficiency, **own}}) if own else hardware
 
 
 def load_hardware(name_or_path: str | Path, near_file: Path | None = None, where: str = "") -> Hardware:

@@ -36,6 +36,7 @@ With one half in view, so that the errors of the other are held out for these:
 - TensorRT-LLM: 29 us of host per sequence, 0.58 ms per step that no overlap hides (its pull request 10273, issue
   13957).
 - vLLM sorts the logits of requests that name no temperature (vLLM pull request 40376).
+- TensorRT-LLM's all-reduce is its own, from its table in aiconfigurator.
 - Norms and activations write FP8 and FP4 themselves; all-reduces normalise where the scripts ask for it.
 - Small kernels take 2.4 us, not the 1.3 us of an empty one: layers of vLLM 0.19 in place. Looked at in the
   requests, too.
@@ -62,9 +63,8 @@ MISSING = {
   together, and their next prompts queue behind each other in every wave. Measured TTFT is shorter and TPOT longer,
   as if requests were spread (SGLang and TensorRT-LLM on Llama-3.1-8B and Qwen3-32B). A server that tokenises and
   answers one request after another would spread them; `host_request_time` is a delay here and no queue.
-- *Kernels of TensorRT-LLM.* The profiles' are vLLM's. Its all-reduce takes 5.8 us where vLLM's takes 8.2 (32 KiB, 8
-  B200), and is not used. Its dense rows on B200 and H200 stay overestimated. MXFP4 experts of the B200 profile were
-  measured with bf16 inputs, while gpt-oss ran with MXFP8.
+- *Kernels of TensorRT-LLM.* The profiles' are vLLM's, but for its all-reduce. Its dense rows on H200 stay
+  overestimated. MXFP4 experts of the B200 profile were measured with bf16 inputs, while gpt-oss ran with MXFP8.
 - *Speculation.* DeepSeek-R1 FP4 rows of TensorRT-LLM 1.2.0rc6.post3 are 1.3 to 2 times faster per token than those
   of rc6.post2 with the same settings. InferenceX has scripts with MTP for them (dsr1_fp4_b200_trt_mtp.sh); the
   table does not say which ran, and all are predicted without.
