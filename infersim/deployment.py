@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .cost.attention_io import with_attention_kernel
 from .cost.depth import with_early_exit
 from .cost.drafting import (
     batch_time,
@@ -25,7 +26,7 @@ from .spec.cluster import EncodePool, Kind
 from .spec.early_exit import EarlyExit
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.errors import InputError
-from .spec.hardware import Hardware
+from .spec.hardware import Hardware, with_kernels_of
 from .spec.lora import Lora
 from .spec.parallelism import Parallelism
 from .spec.precision import Precision
@@ -173,6 +174,8 @@ def deploy(
     """
     model = load_model(model_name)
     resolved = resolve(engine, hardware, model.max_position_embeddings)
+    hardware = with_kernels_of(hardware, resolved.preset.partition("-")[0])
+    hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     if engine.max_model_len is None:
         longest = longest_sequence(model, hardware, precision, parallelism, resolved)
         if longest < resolved.max_model_len:

@@ -129,11 +129,12 @@ def compile_draft_cost(
         hardware = speculation.drafter.hardware or hardware
     round_trip = 2 * speculation.drafter.latency if speculation.drafter else 0.0
     width = speculation.tree.width if speculation.tree else 1
+    verified = verification_engine(engine, speculation.num_speculative_tokens).max_num_seqs
     wide = replace(
         engine,
         worker_step_time=0.0,  # the target's pass has it
         worker_sequence_time=0.0,
-        max_num_seqs=engine.max_num_seqs * width,
+        max_num_seqs=max(engine.max_num_seqs * width, verified),  # graphs are captured for the verified tokens too
         max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs * width),
     )
     cost = compile_step_cost(model, hardware, precision, parallelism, wide)

@@ -398,12 +398,12 @@ def what_if(named: Named) -> dict[str, Any]:
 
 def provenance(named: Named) -> dict[str, Any]:
     """Where the numbers behind the answer come from; what several runs share is said once."""
-    head = ["operator", "dtype", "bandwidth share", "FLOP share", "fixed µs", "knee", "provenance", "source"]
+    head = ["operator", "dtype", "bandwidth share", "FLOP share", "fixed µs", "softness", "provenance", "source"]
     tables, notes = {}, {}
     for name, briefing in named.items():
         answer = briefing["answer"]
         rows = [
-            [row["operator"], row["dtype"], row["bandwidth"], row["flops"], row["fixed"] * 1e6, row["knee"],
+            [row["operator"], row["dtype"], row["bandwidth"], row["flops"], row["fixed"] * 1e6, row["softness"],
              row["provenance"], row["source"]]
             for row in answer["provenance"]
         ]  # fmt: skip
