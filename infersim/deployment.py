@@ -35,8 +35,8 @@ from .spec.speculation import Speculation
 from .spec.units import short
 from .workload.acceptance import acceptance_table
 
-FAMILY = ("order", "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
-          "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
+FAMILY = ("order", "reserve", "allocator", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens",
+          "new_token_ratio", "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
 """knobs in which engines differ and that both sides call the same"""
 
 
@@ -211,6 +211,8 @@ def _beside_drafter(
             "speculation: is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
             " parallelism.attention_data must be 1"
         )
+    if engine.allocator != "paged":
+        raise InputError("engine.allocator: drafts need memory that grows; must be paged under speculation")
     if engine.max_num_seqs * (1 + speculation.num_speculative_tokens) > MAX_LOGITS:
         raise InputError(
             f"speculation.num_speculative_tokens: {engine.max_num_seqs} sequences of"
@@ -327,6 +329,7 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
         enable_prefix_caching=False,
         order="running-first",
         reserve="first-chunk",
+        allocator="paged",
     )
     parts = (model, hardware, Precision(), Parallelism())
     try:

@@ -42,6 +42,7 @@ class Knobs:
     async_scheduling: bool = False  # schedule a token's successor before the token is known
     order: str = "running-first"  # what a step is made of, and what first
     reserve: str = "first-chunk"  # what a request gets at admission
+    allocator: str = "paged"  # or one piece of the address space: contiguous, buddy
     admit_when_idle: bool = False  # static batching
     retracts: bool = False  # SGLang's victims
     late_hits: str = "hit"  # text that is being computed in this step: found, missed, or waited for
@@ -136,6 +137,17 @@ class Pool:
             block.key = None
         block.references = 1
         return block
+
+    def take_piece(self, length: int, buddy: bool) -> list[Block] | None:
+        """Neighbouring blocks, the lowest that are free; a buddy allocator's are a power of two at a multiple of it."""
+        size = next(2**i for i in range(64) if 2**i >= length) if buddy else length
+        for first in range(0, len(self.blocks) - size + 1, size if buddy else 1):
+            piece = self.blocks[first : first + size]
+            if all(block.references == 0 for block in piece):
+                for block in piece:
+                    self.touch(block)
+                return piece
+        return None
 
     def touch(self, block: Block) -> None:
         if block.references == 0:
@@ -490,14 +502,26 @@ class Simulation:
                 need = self.whole(request.num_tokens, hits) if knobs.reserve_full_isl else 0
             if need + watermark > len(self.pool.free):
                 break
-            tokens = {"whole-prompt": request.num_tokens, "max-model-len": knobs.max_model_len}.get(knobs.reserve, 0)
-            tokens = max(tokens, cached + n)
+            outputs = min(request.output_tokens, request.max_tokens)
+            tokens = {
+                "whole-prompt": request.num_tokens,
+                "max-model-len": knobs.max_model_len,
+                "output-length": request.prompt_tokens + outputs,
+                "power-of-two": request.prompt_tokens + 2 ** (outputs - 1).bit_length(),
+            }.get(knobs.reserve, 0)
+            tokens = max(min(tokens, knobs.max_model_len), cached + n)
             positions = ceil(tokens / knobs.block_size)
             if len(hits) * positions - sum(map(len, hits)) + idle + watermark > len(self.pool.free):
                 break
+            if knobs.allocator != "paged":
+                piece = self.pool.take_piece(positions, knobs.allocator == "buddy")
+                if piece is None:
+                    break
+                hits = [piece]
             self.running.append(self.waiting.pop(position))
-            for block in (block for table in hits for block in table if block):
-                self.pool.touch(block)
+            if knobs.allocator == "paged":
+                for block in (block for table in hits for block in table if block):
+                    self.pool.touch(block)
             request.tables, request.num_hashed = hits, len(hits[0])
             assert self.allocate(request, 0, cached + n, tokens)
             request.num_computed_tokens = cached

@@ -93,6 +93,15 @@ def knobs(draw, exact: bool = True) -> dict:
     chunked_prefill = draw(st.sampled_from([True, True, False]))
     max_num_batched_tokens = draw(st.integers(1, 32)) + (0 if chunked_prefill else max_model_len)
     async_scheduling = draw(st.booleans())
+    allocator = draw(st.sampled_from(["paged"] * 4 + ["contiguous", "buddy"]))
+    if allocator != "paged":
+        kv_window, kv_multiplicity = (0,), (1,)
+        needed_blocks = -(-max_model_len // block_size)
+        needed_blocks = 1 << (needed_blocks - 1).bit_length()
+        reserve = draw(st.sampled_from(["max-model-len", "power-of-two", "output-length"]))
+        pieces = {"allocator": allocator, "reserve": reserve, "enable_prefix_caching": False}
+    else:
+        pieces = {}
     return {
         "block_size": block_size,
         "num_gpu_blocks": 1 + needed_blocks + draw(st.sampled_from([0, needed_blocks // 2, 2 * needed_blocks])),
@@ -115,6 +124,7 @@ def knobs(draw, exact: bool = True) -> dict:
         "host_step_time": draw(st.sampled_from([0, 0, 1, 4])) * TICK,
         "host_sequence_time": draw(st.sampled_from([0, 0, 1])) * TICK,
         "host_request_time": draw(st.sampled_from([0, 0, 1, 7])) * (TICK if exact else ODD_TICK),
+        **pieces,
     }
 
 
@@ -251,6 +261,7 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
     """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
     k = draw(knobs(exact))
     speculates = may_speculate and draw(st.booleans()) and (k["enable_prefix_caching"] or k["kv_window"] == (0,))
+    speculates = speculates and "allocator" not in k
     logits = k["max_num_batched_tokens"] if speculates else k["max_num_seqs"]
     cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
     more = draw(speculation(k, cost, exact)) if speculates else ()

@@ -195,6 +195,7 @@ ENGINE_COLUMNS: dict[str, Any] = {
     "preset": lambda row: row["name"],
     "step order": lambda row: row["order"],
     "admits with": lambda row: "whole prompt free" if row["reserve_full_isl"] else row["reserve"],
+    "memory in": lambda row: {"paged": "pages"}.get(row["allocator"], row["allocator"]),
     "evicts": lambda row: (
         "never"
         if row["reserve"] in ("to-completion", "max-model-len")

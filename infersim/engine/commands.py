@@ -70,11 +70,12 @@ def reserve(a, q):
             share_hits(request, scheduler, blocks, tables, hit)
             take_until(request, scheduler, blocks, tables[request.table], length)
     else:
-        fits = allocate(request, scheduler, knobs, request.prompt_tokens, False, watermark)
+        fits = allocate(request, scheduler, knobs, tables, request.prompt_tokens, True, watermark)
     if not fits:
         request.num_computed_tokens = 0
         return 0
     replica.num_reserved += 1
+    scheduler.held_tokens += request.num_computed_tokens
     return 1 + request.num_blocks - scheduler.num_tables * hit
 
 

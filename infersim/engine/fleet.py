@@ -31,13 +31,18 @@ class ReplicaSpec:
 def make_knobs(**values) -> np.void:
     """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight.
 
-    order, reserve and late_hits are names: keys of state.ORDERS, RESERVES and LATE_HITS.
+    order, reserve, late_hits and allocator are names: keys of state.ORDERS, RESERVES, LATE_HITS and ALLOCATORS.
     """
     knobs = np.zeros((), state.KNOBS)
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = 1
     knobs["kv_multiplicity"][0] = 1
     knobs["order"] = state.ORDERS["running-first"]
-    named = {"order": state.ORDERS, "reserve": state.RESERVES, "late_hits": state.LATE_HITS}
+    named = {
+        "order": state.ORDERS,
+        "reserve": state.RESERVES,
+        "late_hits": state.LATE_HITS,
+        "allocator": state.ALLOCATORS,
+    }
     for name, value in values.items():
         if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
@@ -135,6 +140,8 @@ class Fleet:
         for window, tables in groups:
             held = -(-(int(window) - 1 + budget) // block_size) + 1  # as scheduler.blocks_of_whole_sequence
             blocks += int(tables) * (1 if window == 1 else min(whole, held) if window else whole)
+        if knobs["allocator"] == state.BUDDY:
+            blocks = 1 << (blocks - 1).bit_length()
         if blocks > knobs["num_gpu_blocks"] - 1:
             raise ValueError(
                 f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
@@ -153,8 +160,9 @@ class Fleet:
         windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
         self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
         num_blocks = 1 << (int(self.knobs["num_gpu_blocks"][caching].max(initial=1)) - 1).bit_length()
-        rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][caching].max(initial=0)) + 1
-        columns = int((num_tables * stride)[caching].max(initial=0)) + 1
+        kept = caching | (self.knobs["allocator"] != state.PAGED)
+        rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][kept].max(initial=0)) + 1
+        columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
         self.call["num_blocks"] = num_blocks
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
         self.blocks = _untouched((len(self.schedulers), num_blocks), state.BLOCK)
@@ -296,7 +304,8 @@ class Fleet:
         new["num_tokens"] = new["prompt_tokens"]
         new["max_num_tokens"] = new["prompt_tokens"] + new["max_tokens"]
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
-        new["replica"] = new["next"] = new["prev"] = new["last_step"] = new["table"] = -1
+        for link in ("replica", "next", "prev", "last_step", "table", "first_block"):
+            new[link] = -1
         new["name"] = -1 - np.arange(first, end) if names is None else names
         if self.acceptance is not None:
             new["key"] = make_keys(self.seed, "acceptance", new["name"])

@@ -215,16 +215,29 @@ def observe(a, r):
     """Add the time since the last schedule to the integrals of running, waiting and blocks held."""
     ranks = a.call[0].ranks
     replica = a.replicas[r]
-    running, waiting, blocks = 0, 0, ranks * (a.knobs[r].num_gpu_blocks - 1)
+    running, waiting, tokens = 0, 0, 0
+    blocks = ranks * (a.knobs[r].num_gpu_blocks - 1)
     for rank in range(r * ranks, (r + 1) * ranks):
-        running += a.schedulers[rank].num_running
-        waiting += a.schedulers[rank].num_waiting
-        blocks -= a.schedulers[rank].free_blocks
+        scheduler = a.schedulers[rank]
+        running += scheduler.num_running
+        waiting += scheduler.num_waiting
+        blocks -= scheduler.free_blocks
+        tokens += scheduler.held_tokens
     elapsed = replica.now - replica.last_schedule
     replica.last_schedule = replica.now
     replica.running_time += elapsed * running
     replica.waiting_time += elapsed * waiting
     replica.block_time += elapsed * blocks
+    replica.token_time += elapsed * tokens
+    if running > 0:
+        replica.occupied_time += elapsed
+    if a.knobs[r].allocator:
+        for rank in range(r * ranks, (r + 1) * ranks):
+            scheduler = a.schedulers[rank]
+            replica.final_time += elapsed * scheduler.final_tokens
+            replica.asked_time += elapsed * scheduler.asked_blocks
+            if scheduler.num_waiting > 0 and scheduler.num_running < a.knobs[r].max_num_seqs:
+                replica.stranded_time += elapsed * scheduler.free_blocks
     replica.peak_running = max(replica.peak_running, running)
     replica.peak_blocks = max(replica.peak_blocks, blocks)
 
@@ -302,6 +315,7 @@ def end_step(a, r):
                 refused = drafts[i] - accepted
                 if request.status == RUNNING:  # else preempted, and nothing of it is computed
                     request.num_computed_tokens -= refused
+                    scheduler.held_tokens -= refused
                 request.num_tokens -= placeholder * (1 + drafts[i]) - (1 + accepted)
                 num_drafts += drafts[i]
                 num_drafts_accepted += accepted

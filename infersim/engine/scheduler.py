@@ -15,6 +15,7 @@ from .blocks import (
     take_table,
     take_until,
 )
+from .contiguous import give_back, take_piece
 from .njit import compiled, inlined
 from .speculation import add_verification
 from .state import (
@@ -25,6 +26,8 @@ from .state import (
     PREFILLS,
     QUERY_TILE,
     RESERVE_MAX_MODEL_LEN,
+    RESERVE_OUTPUT_LENGTH,
+    RESERVE_POWER_OF_TWO,
     RESERVE_TO_COMPLETION,
     RESERVE_WHOLE_PROMPT,
     RESERVED_PER_SEQUENCE,
@@ -196,13 +199,25 @@ def table_length_for(request, knobs, num_tokens, admitted):
             num_tokens = max(num_tokens, request.prompt_tokens + request.num_output_tokens)
         elif knobs.reserve == RESERVE_MAX_MODEL_LEN:
             num_tokens = knobs.max_model_len
+        elif knobs.reserve >= RESERVE_OUTPUT_LENGTH:
+            output = request.stop_tokens
+            if knobs.reserve == RESERVE_POWER_OF_TWO:
+                output = 1
+                while output < request.stop_tokens:
+                    output *= 2
+            num_tokens = min(request.prompt_tokens + output, knobs.max_model_len)
     return max(request.table_length, (num_tokens + knobs.block_size - 1) // knobs.block_size)
 
 
 @compiled
-def allocate(request, scheduler, knobs, num_tokens, admitted, reserve):
+def allocate(request, scheduler, knobs, pieces, num_tokens, admitted, reserve):
     """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
     length = table_length_for(request, knobs, num_tokens, admitted)
+    if knobs.allocator:
+        if length + reserve > scheduler.free_blocks or not take_piece(request, scheduler, knobs, pieces, length):
+            return False
+        set_slots(request, knobs)
+        return True
     needed = blocks_needed(knobs, request.num_computed_tokens, length)
     if needed - request.num_blocks + reserve > scheduler.free_blocks:
         return False
@@ -316,8 +331,12 @@ def share_hits(request, scheduler, blocks, tables, length):
 @compiled
 def free(request, scheduler, blocks, tables):
     """Free all blocks of a request."""
+    scheduler.held_tokens -= request.num_computed_tokens
+    request.num_computed_tokens = 0
     if request.table >= 0:
         release(request, scheduler, blocks, tables)
+    elif request.first_block >= 0:
+        give_back(request, scheduler, tables)
     else:
         scheduler.free_blocks += request.num_blocks
     request.num_blocks = 0
@@ -332,7 +351,6 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     if knobs.enable_prefix_caching and not scheduler.identified:
         identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
     request.status = WAITING
-    request.num_computed_tokens = 0
     request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
@@ -507,7 +525,7 @@ def schedule(
                         request, scheduler, knobs, blocks, tables, segments, computed + n, True, watermark
                     ):
                         break
-                elif not allocate(request, scheduler, knobs, computed + n, True, watermark):
+                elif not allocate(request, scheduler, knobs, tables, computed + n, True, watermark):
                     break
                 remove(requests, scheduler, q)
                 if arrived:
@@ -526,6 +544,7 @@ def schedule(
                 add_to_sums(sums, attention, num_kinds, computed, n)
                 request.last_step = replica.num_steps
                 request.prefill_end = num_tokens
+                scheduler.held_tokens += computed - request.num_computed_tokens  # what was cached
                 request.num_computed_tokens = computed + n
                 drafts[count] = 0
                 if computed + n == request.num_tokens:
@@ -607,7 +626,7 @@ def schedule(
                     if scheduler.identified:
                         if allocate_identified(request, scheduler, knobs, blocks, tables, segments, end, False, 0):
                             break
-                    elif allocate(request, scheduler, knobs, end, False, 0):
+                    elif allocate(request, scheduler, knobs, tables, end, False, 0):
                         break
                     victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
                     preempted = True
@@ -650,3 +669,4 @@ def schedule(
 
     scheduler.num_scheduled = count
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget
+    scheduler.held_tokens += scheduler.num_tokens

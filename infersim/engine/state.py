@@ -49,13 +49,21 @@ ORDERS = {
 }
 # What a request is given at admission: the blocks of its first chunk, of its whole prompt, of max_model_len; or those
 # of its first chunk, if there is room for prompt + max_tokens of all that run.
+# Or, since Orca's evaluation had it so, of what the model will generate, which no engine knows, and of the power of two
+# that is no less.
 RESERVE_FIRST_CHUNK, RESERVE_WHOLE_PROMPT, RESERVE_MAX_MODEL_LEN, RESERVE_TO_COMPLETION = range(4)
+RESERVE_OUTPUT_LENGTH, RESERVE_POWER_OF_TWO = 4, 5
 RESERVES = {
     "first-chunk": RESERVE_FIRST_CHUNK,
     "whole-prompt": RESERVE_WHOLE_PROMPT,
     "max-model-len": RESERVE_MAX_MODEL_LEN,
     "to-completion": RESERVE_TO_COMPLETION,
+    "output-length": RESERVE_OUTPUT_LENGTH,
+    "power-of-two": RESERVE_POWER_OF_TWO,
 }
+# Blocks from anywhere, or one piece of the address space, of the size asked for or of a power of two.
+PAGED, CONTIGUOUS, BUDDY = range(3)
+ALLOCATORS = {"paged": PAGED, "contiguous": CONTIGUOUS, "buddy": BUDDY}
 # Cached text that is computed in the very step: found, not found, or waited for.
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 LATE_HITS = {"hit": 0, "miss": MISS_LATE_HITS, "wait": WAIT_FOR_LATE_HITS}
@@ -93,6 +101,7 @@ REQUEST = np.dtype(
         ("num_preemptions", "i4"),
         ("output_tokens", "i4"),  # what the model would generate
         ("max_tokens", "i4"),
+        ("first_block", "i4"),  # of its piece of memory, where there are pieces
         ("arrival", "f8"),
         ("sent", "f8"),  # when the client sent it: at its arrival, or later under max_concurrency
         ("scheduled", "f8"),  # first time it entered a step
@@ -187,6 +196,7 @@ KNOBS = np.dtype(
         ("enable_prefix_caching", "i1"),
         ("late_hits", "i1"),  # LATE_HITS
         ("reserve", "i1"),  # RESERVES
+        ("allocator", "i1"),  # ALLOCATORS
         ("admit_when_idle", "i1"),  # static batching: only when nothing runs
         ("retracts", "i1"),  # SGLang's victims instead of the last one
         ("order", "i4"),  # ORDERS
@@ -232,6 +242,14 @@ REPLICA = np.dtype(
         ("running_time", "f8"),  # integrals from schedule to schedule
         ("waiting_time", "f8"),
         ("block_time", "f8"),
+        ("occupied_time", "f8"),  # while anything ran
+        (
+            "token_time",
+            "f8",
+        ),  # of tokens that blocks hold, of those that pieces will hold, of blocks asked for in pieces
+        ("final_time", "f8"),
+        ("asked_time", "f8"),
+        ("stranded_time", "f8"),  # of blocks free while a request waited that only lacked one piece
         ("peak_running", "i4"),
         ("peak_blocks", "i4"),
         ("time_by_resource", "f8", (len(RESOURCES),)),
@@ -265,6 +283,10 @@ SCHEDULER = np.dtype(
         ("draft_passes", "i4"),  # of the drafter after its first
         ("draft_keys", "i8"),  # tokens before the drafts, of all that draft
         ("num_tokens", "i4"),
+        ("num_pieces", "i4"),  # of memory given out, where it is given out in pieces
+        ("held_tokens", "i8"),  # computed, of all requests that hold blocks
+        ("final_tokens", "i8"),  # of requests that hold pieces: what these will have held in the end
+        ("asked_blocks", "i8"),  # for which there are pieces
     ],
     align=True,
 )
@@ -359,7 +381,7 @@ class Arrays(NamedTuple):
     requests: np.ndarray  # REQUEST[n]
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
-    tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link
+    tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link; or pieces
     hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
     steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight

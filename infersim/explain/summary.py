@@ -110,9 +110,41 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "peak_running": result.peak_running,
         "mean_kv_usage": over_time(float((rows["block_time"] / blocks).sum())),
         "peak_kv_usage": float((rows["peak_blocks"] / blocks).max()),
+        "kv_shares": kv_shares(result),
         **_prefix_cache(result),
         "speculation": _speculation(result),
     }
+
+
+def kv_shares(result: Result) -> dict[str, float] | None:
+    """Shares of KV memory while anything ran, weighted by time, adding up to 1; None where a token has no fixed place
+    in it (windows, states, prefix caching).
+
+    token: keys and values that are there; reserved: room that the request will fill (a page's are internal); internal:
+    given out and never filled; external: what buddy allocation rounds up, and free while a request waits that no hole
+    holds; free. Kwon et al. 2023, figure 2, counts free memory as external.
+    """
+    memory, engine, rows = result.memory, result.engine, result.replicas.rows
+    plain = len(memory.kv_groups) == 1 and memory.kv_groups[0].window == 0
+    if not plain or engine.enable_prefix_caching or len(set(result.replicas.usable_blocks.tolist())) > 1:
+        return None
+    size = memory.block_size
+    capacity = float((rows["occupied_time"] * result.replicas.usable_blocks).sum()) * size
+    if capacity == 0:
+        return None
+    sums = ("token_time", "final_time", "asked_time", "block_time", "stranded_time")
+    token, final, asked, given, stranded = (float(rows[name].sum()) for name in sums)
+    asked, given, stranded = asked * size, given * size, stranded * size
+    if engine.allocator == "paged":
+        final, asked = token, given
+    shares = {
+        "token": token,
+        "reserved": final - token,
+        "internal": asked - final,
+        "external": given - asked + stranded,
+        "free": capacity - given - stranded,
+    }
+    return {name: part / capacity for name, part in shares.items()}
 
 
 def _speculation(result: Result) -> dict[str, float | str] | None:

@@ -53,7 +53,10 @@ class EnginePreset:
     """the order under chunked prefill, if that is another"""
     reserve: str = "first-chunk"
     """what a request gets at admission: first-chunk, whole-prompt, max-model-len, or to-completion: its first chunk, if
-    prompt + max_tokens of all that run have room"""
+    prompt + max_tokens of all that run have room; or, which no engine can know, prompt and output-length, or the next
+    power-of-two of it"""
+    allocator: str = "paged"
+    """of KV memory: paged, or one piece per request: contiguous, or a buddy allocator's powers of two"""
     admit_when_idle: bool = False
     """static batching: requests enter only when nothing runs"""
     retracts: bool = False
@@ -119,8 +122,7 @@ TRTLLM: dict[str, Any] = {
     "host_source": (
         "step time assumed; sequence time published: 45.1 ms per iteration of 1,536 requests, gpt-oss-120b on GB200"
         " (TensorRT-LLM pull request 10273); worker's: 0.58 ms per iteration of 64 requests in which the device idles"
-        " although schedules overlap, Llama-3.1-8B on B200 (issue 13957)"
-        + LAUNCHES
+        " although schedules overlap, Llama-3.1-8B on B200 (issue 13957)" + LAUNCHES
     ),
     "order": "decodes-first",
     "late_hits": "wait",
@@ -232,10 +234,13 @@ PRESETS: dict[str, EnginePreset] = {
             batch_defaults=((0.0, 32768, 256),),
             host_step_time=0.2e-3,
             reserve="max-model-len",
+            allocator="buddy",
+            block_size=1,
             chunked_prefill=False,
             enable_prefix_caching=False,
             source="Yu et al. 2022 (OSDI); sarathi-serve: core/scheduler/orca_scheduler.py",
-            notes="every running sequence and new whole prompts in one step; each reserves max_model_len, nobody is"
+            notes="every running sequence and new whole prompts in one step; each reserves max_model_len (reserve"
+            " power-of-two and output-length are Kwon et al.'s Pow2 and Oracle) from a buddy allocator, nobody is"
             " preempted. No token budget but the tables' 32,768. Step overhead assumed",
             **PLAIN,
         ),
@@ -329,6 +334,12 @@ class Engine(Description):
     async_scheduling: bool | None = None
     enable_mixed_chunk: bool | None = None
     """SGLang's: decodes run beside a prefill chunk"""
+    allocator: Literal["paged", "contiguous", "buddy"] | None = None
+    """KV memory in pages, or in one piece per request: contiguous, buddy (powers of two at multiples of themselves)"""
+    reserve: (
+        Literal["first-chunk", "whole-prompt", "max-model-len", "to-completion", "output-length", "power-of-two"] | None
+    ) = None
+    """KV memory that a request gets at admission; output-length and power-of-two know what it will generate"""
     enable_prefix_caching: bool | None = None
     """find KV blocks of text that was computed before"""
     scheduling_policy: Literal["fcfs"] = "fcfs"
@@ -372,6 +383,7 @@ class ResolvedEngine:
     skip_unfit_prefill: bool
     order: str
     reserve: str
+    allocator: str
     admit_when_idle: bool
     retracts: bool
     late_hits: str
@@ -392,12 +404,17 @@ class ResolvedEngine:
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 
 
-SAME_NAME = ("block_size", "gpu_memory_utilization", "long_prefill_token_threshold", "watermark", "async_scheduling",
-             "enable_prefix_caching", "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
-             "worker_sequence_time", "eager_launch_time", "fuse_allreduce_rms")  # fmt: skip
+SAME_NAME = ("allocator", "reserve", "block_size", "gpu_memory_utilization", "long_prefill_token_threshold",
+             "watermark", "async_scheduling", "enable_prefix_caching", "host_step_time", "host_sequence_time",
+             "host_request_time", "worker_step_time", "worker_sequence_time", "eager_launch_time",
+             "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
-               "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
+               "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
+
+
+WHOLE = ("max-model-len", "output-length", "power-of-two")
+"""reservations that a sequence never outgrows"""
 
 
 def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedEngine:
@@ -436,6 +453,21 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
         origin["max_num_seqs"] = "limited by max_num_batched_tokens"
 
     problems = []
+    if knobs["allocator"] != "paged":
+        if engine.block_size is None:
+            knobs["block_size"], origin["block_size"] = 1, "pieces are of any length"
+        if engine.reserve is None and knobs["reserve"] not in WHOLE:
+            knobs["reserve"], origin["reserve"] = "max-model-len", "pieces do not grow"
+        if knobs["reserve"] not in WHOLE:
+            problems.append(
+                f"engine.reserve: a piece of memory cannot grow from {knobs['reserve']}; must be one of"
+                f" {', '.join(WHOLE)}, or engine.allocator paged"
+            )
+        if engine.enable_prefix_caching:
+            problems.append(
+                "engine.enable_prefix_caching: pieces of memory are not shared; engine.allocator must be paged"
+            )
+        knobs["enable_prefix_caching"] = False
     if preset.chunked_order and knobs["chunked_prefill"]:
         knobs["order"] = preset.chunked_order
     if engine.enable_mixed_chunk:

@@ -1,0 +1,59 @@
+"""KV memory in one piece per request: first fit over the address space, as engines before PagedAttention did. Compiled.
+
+A buddy allocator gives out powers of two at multiples of themselves; of several free ones this takes the lowest, and
+whether there is one does not depend on which were taken before (free buddies always merge). `pieces` are the rows
+(first block, block after the last) of what is given out, in order of address.
+"""
+
+from .njit import compiled
+from .state import BUDDY
+
+
+@compiled
+def piece_size(length, allocator):
+    """Blocks that a piece for `length` of them takes."""
+    size = length
+    if allocator == BUDDY:
+        size = 1
+        while size < length:
+            size *= 2
+    return size
+
+
+@compiled
+def take_piece(request, scheduler, knobs, pieces, length):
+    """Give the request one piece for `length` blocks; False if no hole holds it."""
+    size = piece_size(length, knobs.allocator)
+    align = size if knobs.allocator == BUDDY else 1
+    first, place = 0, 0
+    while place < scheduler.num_pieces and pieces[place, 0] - first < size:
+        first = (pieces[place, 1] + align - 1) // align * align
+        place += 1
+    if place == scheduler.num_pieces and first + size > knobs.num_gpu_blocks - 1:
+        return False
+    for i in range(scheduler.num_pieces, place, -1):
+        pieces[i, 0], pieces[i, 1] = pieces[i - 1, 0], pieces[i - 1, 1]
+    pieces[place, 0], pieces[place, 1] = first, first + size
+    scheduler.num_pieces += 1
+    scheduler.free_blocks -= size
+    scheduler.asked_blocks += length
+    scheduler.final_tokens += request.prompt_tokens + request.stop_tokens
+    request.first_block = first
+    request.num_blocks = size
+    request.table_length = length
+    return True
+
+
+@compiled
+def give_back(request, scheduler, pieces):
+    """The request's piece is free again."""
+    place = 0
+    while pieces[place, 0] != request.first_block:
+        place += 1
+    scheduler.num_pieces -= 1
+    for i in range(place, scheduler.num_pieces):
+        pieces[i, 0], pieces[i, 1] = pieces[i + 1, 0], pieces[i + 1, 1]
+    scheduler.free_blocks += request.num_blocks
+    scheduler.asked_blocks -= request.table_length
+    scheduler.final_tokens -= request.prompt_tokens + request.stop_tokens
+    request.first_block = -1
