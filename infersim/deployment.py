@@ -4,30 +4,35 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .cost.attention_io import with_attention_kernel
 from .cost.depth import with_early_exit
 from .cost.drafting import (
     batch_time,
     compile_draft_cost,
     draft_time,
+    drafter,
     own_bytes,
     verification_engine,
     with_drafter,
 )
+from .cost.lora import adapter_bytes, with_adapters
 from .cost.memory import Memory, longest_sequence, memory_waterfall
 from .cost.steptime import compile_step_cost
 from .engine.fleet import ReplicaSpec, make_knobs
 from .engine.price import DraftCost, StepCost
-from .models.architecture import Model
+from .models.architecture import MLP, Attention, Layer, Model
 from .models.catalog import load_model
-from .spec.cluster import Kind
+from .spec.cluster import EncodePool, Kind
 from .spec.early_exit import EarlyExit
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.errors import InputError
-from .spec.hardware import Hardware
+from .spec.hardware import Hardware, with_kernels_of
+from .spec.lora import Lora
 from .spec.parallelism import Parallelism
 from .spec.precision import Precision
 from .spec.scenario import Scenario
 from .spec.speculation import Speculation
+from .spec.units import short
 from .workload.acceptance import acceptance_table
 
 FAMILY = ("order", "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
@@ -47,6 +52,7 @@ class Deployment:
     memory: Memory
     speculation: Speculation | None = None
     early_exit: EarlyExit | None = None
+    lora: Lora | None = None
 
     def step_cost(self) -> StepCost:
         """The engine's tables of seconds."""
@@ -59,6 +65,13 @@ class Deployment:
     def draft_cost(self) -> DraftCost | None:
         """What drafting adds to them."""
         return compile_draft_cost(self.speculation, *self._parts, self.engine) if self.speculation else None
+
+    @property
+    def accelerators(self) -> list[tuple[Hardware, int]]:
+        """Each kind of accelerator, and how many of it the replica has."""
+        found = [(self.hardware, self.parallelism.num_gpus)]
+        apart = self.speculation and self.speculation.drafter
+        return [*found, (apart.hardware or self.hardware, 1)] if apart else found
 
     @property
     def _parts(self) -> tuple[Model, Hardware, Precision, Parallelism]:
@@ -132,6 +145,16 @@ class Deployment:
         return spec.num_speculative_tokens if spec and spec.method in ("draft_model", "eagle", "eagle3", "mtp") else 0
 
 
+class EncoderDeployment(Deployment):
+    """A replica that encodes images: a step is a batch of whole images, and has no LM head."""
+
+    def step_cost(self) -> StepCost:
+        cost = super().step_cost()
+        attention = cost.attention.copy()
+        attention["prefill_compute"] *= 2.0  # every patch sees all of its image, where a token sees those before it
+        return replace(cost, head=np.zeros_like(cost.head), attention=attention)
+
+
 GOODPUT_CONTEXT = 1024  # tokens of context at which drafts by goodput are chosen
 
 
@@ -143,6 +166,7 @@ def deploy(
     engine: Engine,
     speculation: Speculation | None = None,
     early_exit: EarlyExit | None = None,
+    lora: Lora | None = None,
 ) -> Deployment:
     """Resolve names and defaults, and divide the memory. InputError if the server would not start.
 
@@ -150,6 +174,8 @@ def deploy(
     """
     model = load_model(model_name)
     resolved = resolve(engine, hardware, model.max_position_embeddings)
+    hardware = with_kernels_of(hardware, resolved.preset.partition("-")[0])
+    hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     if engine.max_model_len is None:
         longest = longest_sequence(model, hardware, precision, parallelism, resolved)
         if longest < resolved.max_model_len:
@@ -161,9 +187,13 @@ def deploy(
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
+    if lora is not None:
+        slot = adapter_bytes(model, precision, parallelism, lora.slot_rank)
+        memory = with_adapters(memory, lora.max_loras * slot)
+        resolved = _shortened(resolved, memory, "the adapters")
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
-    return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit)
+    return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
 
 
 def _beside_drafter(
@@ -181,11 +211,6 @@ def _beside_drafter(
             "speculation: is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
             " parallelism.attention_data must be 1"
         )
-    if engine.late_hits == "wait" and engine.enable_prefix_caching:
-        raise InputError(
-            f"speculation: is not modelled with the prefix cache of {engine.preset}, which waits for text that is being"
-            " computed; engine.enable_prefix_caching must be false"
-        )
     if engine.max_num_seqs * (1 + speculation.num_speculative_tokens) > MAX_LOGITS:
         raise InputError(
             f"speculation.num_speculative_tokens: {engine.max_num_seqs} sequences of"
@@ -193,42 +218,137 @@ def _beside_drafter(
         )
     weights, kv = own_bytes(speculation, model, hardware, precision, parallelism)
     memory = with_drafter(memory, weights, kv)
+    if speculation.drafter:
+        own = speculation.drafter.hardware or hardware
+        memory = _as_drafter_holds(memory, drafter(speculation, model), own, precision, engine)
+    return memory, _shortened(engine, memory, "the drafter")
+
+
+def _as_drafter_holds(
+    memory: Memory, model: Model, hardware: Hardware, precision: Precision, engine: ResolvedEngine
+) -> Memory:
+    """No more KV blocks than a GPU of its own has for the draft model's keys and values. InputError if it has none."""
+    try:
+        alone = memory_waterfall(model, hardware, precision, Parallelism(), replace(engine, max_model_len=1))
+    except InputError as error:
+        raise InputError([f"speculation.drafter: {problem}" for problem in error.problems]) from None
+    tables = sum(group.tables for group in memory.kv_groups)
+    blocks = min(memory.num_gpu_blocks, alone.num_gpu_blocks * tables)
+    return replace(
+        memory,
+        num_gpu_blocks=blocks,
+        kv_bytes=blocks * memory.block_bytes,
+        max_concurrency=memory.max_concurrency * blocks / memory.num_gpu_blocks,
+    )
+
+
+def _shortened(engine: ResolvedEngine, memory: Memory, beside: str) -> ResolvedEngine:
+    """The engine with a max_model_len that fits what is left of the KV cache. InputError if the user's does not."""
     tables = sum(group.tables for group in memory.kv_groups)
     longest = (memory.num_gpu_blocks - 1) // tables * memory.block_size
-    if engine.max_model_len > longest:
-        if engine.origin["max_model_len"] == "user":
-            raise InputError(
-                f"engine.max_model_len: one sequence of {engine.max_model_len} tokens does not fit beside the drafter;"
-                f" must be at most {longest}"
-            )
-        origin = {**engine.origin, "max_model_len": "limited by the KV cache"}
-        engine = replace(engine, max_model_len=longest, origin=origin)
-    return memory, engine
+    if engine.max_model_len <= longest:
+        return engine
+    if engine.origin["max_model_len"] == "user":
+        raise InputError(
+            f"engine.max_model_len: one sequence of {engine.max_model_len} tokens does not fit beside {beside};"
+            f" must be at most {longest}"
+        )
+    origin = {**engine.origin, "max_model_len": "limited by the KV cache"}
+    return replace(engine, max_model_len=longest, origin=origin)
 
 
 MAX_LOGITS = 2**20  # rows of the LM head's table
 
 
-def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind]]:
-    """Each kind of replica that a scenario describes, in the order of their numbers. InputError if models differ."""
-    cluster = scenario.cluster
-    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups]
+def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePool]]:
+    """Each kind of replica that a scenario describes, in the order of their numbers.
+
+    InputError if models differ and requests do not say which they ask for, or if two have one name.
+    """
+    cluster, workload = scenario.cluster, scenario.workload
+    if (cluster.encode is None) != (workload.images is None):
+        raise InputError("cluster.encode and workload.images: one without the other is not modelled; give both")
+    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups if kind is not cluster.encode]
     first = kinds[0][0].model
-    for number, (deployment, _) in enumerate(kinds):
-        if deployment.model != first:
-            if cluster.prefill:
-                where, right = "cluster.prefill.model", "that of the decode replicas, whose KV it computes"
-            else:
-                where, right = f"cluster.kinds.{number}.model", "that of kinds.0: any replica may get any request"
-            raise InputError(f"{where}: must be {right} (got {deployment.model.name} and {first.name})")
-    return kinds
+    named: dict[str, Model] = {}
+    for (deployment, kind), where in zip(kinds, cluster.group_names, strict=False):
+        got = f"(got {deployment.model.name} and {first.name})"
+        if deployment.model != first and cluster.prefill:
+            raise InputError(f"cluster.{where}.model: must be that of the decode replicas, whose KV it computes {got}")
+        if deployment.model != first and not (workload.models or workload.model_column):
+            raise InputError(
+                f"cluster.{where}.model: must be that of kinds.0, unless workload.models says which model requests ask"
+                f" for {got}"
+            )
+        name = served_name(deployment, kind)
+        if named.setdefault(name, deployment.model) != deployment.model:
+            raise InputError(f"cluster.{where}.served_model_name: {name} is another model already; must differ")
+    _check_adapters(kinds, cluster.group_names)
+    return [*kinds, (encoder_of(scenario), cluster.encode)] if cluster.encode else kinds
+
+
+def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> None:
+    """InputError if an adapter has another model's name, or if only some of a model's replicas have it."""
+    models = [served_name(deployment, kind) for deployment, kind in kinds]
+    owner = {model: model for model in models}
+    of_model: dict[str, dict[str, int]] = {}
+    for (deployment, _), model, key in zip(kinds, models, keys, strict=False):
+        own = deployment.lora.adapters if deployment.lora else {}
+        if own != of_model.setdefault(model, own):
+            raise InputError(f"cluster.{key}.lora.adapters: must be those of the other replicas of {model}")
+        for adapter in own:
+            if adapter in models or owner.setdefault(adapter, model) != model:
+                raise InputError(f"cluster.{key}.lora.adapters: {short(adapter)} is another model's name; must differ")
+        if own and deployment.hardware.pcie_bandwidth is None:
+            raise InputError(
+                f"hardware.pcie_bandwidth: missing; adapters are loaded over it ({deployment.hardware.name})"
+            )
+
+
+def encoder_of(scenario: Scenario) -> EncoderDeployment:
+    """The replica that encodes the scenario's images: in a step as many as the engine's token budget has prompt tokens
+    for, at least one (vLLM, compute_mm_encoder_budget)."""
+    pool, images = scenario.cluster.encode, scenario.workload.images
+    encoder, hardware = pool.encoder, pool.hardware or scenario.hardware
+    patches = images.tokens * encoder.patches_per_token
+    heads, width = encoder.num_attention_heads, encoder.hidden_size
+    attention = Attention("full", heads, heads, width // heads, rope=False)
+    layer = Layer(attention, MLP(encoder.intermediate_size, gated=encoder.gated), norm_params=2 * width)
+    layers = (layer,) * encoder.num_hidden_layers
+    model = Model("encoder", "vision transformer", width, 1, layers, False, patches + 1, 0, 0, 0)
+    plain = resolve(Engine(preset=scenario.engine.preset), hardware, 1)
+    at_once = max(plain.max_num_batched_tokens // images.tokens, 1)
+    engine = replace(
+        plain,
+        max_model_len=patches + 1,
+        max_num_batched_tokens=max(at_once * patches, patches + 1),
+        max_num_seqs=at_once,
+        chunked_prefill=False,
+        enable_prefix_caching=False,
+        order="running-first",
+        reserve="first-chunk",
+    )
+    parts = (model, hardware, Precision(), Parallelism())
+    try:
+        memory = memory_waterfall(*parts, engine)
+    except InputError as error:
+        raise InputError([f"cluster.encode: {problem}" for problem in error.problems]) from None
+    return EncoderDeployment(*parts, engine, memory)
+
+
+def served_name(deployment: Deployment, kind: Kind) -> str:
+    """What requests call its model."""
+    return kind.served_model_name or deployment.model.name
 
 
 def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
     names = ("model", "hardware", "precision", "parallelism", "engine")
     own = (getattr(kind, name) for name in names)
     parts = (getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True))
-    return deploy(*parts, scenario.speculation, scenario.early_exit)
+    speculation = scenario.speculation
+    if speculation and speculation.drafter and kind is scenario.cluster.prefill:
+        speculation = None  # who only computes prompts has no use for a drafter
+    return deploy(*parts, speculation, scenario.early_exit, kind.lora or scenario.lora)
 
 
 def deployment_of(scenario: Scenario) -> Deployment:

@@ -1,21 +1,24 @@
 """One run: description in, records out."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .cluster.clients import Clients
-from .cluster.pool import Site
+from .cluster.pool import Site, pools_of
 from .cluster.serve import Progress, Served, serve
 from .cost.floors import floor_itl, floor_ttft
+from .cost.lora import adapter_bytes
 from .cost.steptime import provenance
-from .deployment import Deployment, deployments_of
+from .deployment import Deployment, deployments_of, served_name
 from .engine.fleet import Fleet, ReplicaSpec
 from .metrics.replicas import Replicas
 from .metrics.result import Result
 from .metrics.warmup import check_warmup, warmup_time
 from .spec.cluster import Kind
 from .spec.errors import InputError
+from .spec.precision import BYTES
 from .spec.scenario import Scenario
 from .spec.workload import Workload
 from .workload.acceptance import acceptance_table
@@ -87,18 +90,37 @@ def _same(one: Requests, other: Requests) -> bool:
 
 def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tuple[ReplicaSpec, Site]]:
     """Every replica that there may be at one time: for the engine, and for the cluster."""
-    sites = []
+    sites, load = [], scenario.workload
     for deployment, kind in kinds:
         replica = deployment.replica()
+        if kind is scenario.cluster.encode:
+            site = Site(kind.weight, 0.0, 1, deployment.memory.weights_bytes, model=None)
+            sites += [(replica, site)] * kind.most
+            continue
         site = Site(
             kind.weight,
             deployment.memory.block_bytes * deployment.parallelism.num_gpus,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
+            embedding_bytes=deployment.model.hidden_size * BYTES[deployment.precision.activations],
+            **(_named(deployment, kind) if load.models or load.model_column else {}),
         )
-        count = scenario.cluster.most if len(kinds) == 1 else kind.replicas
-        sites += [(replica, site)] * count
+        sites += [(replica, site)] * kind.most
     return sites
+
+
+def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
+    """What requests may ask a replica for, and what it takes to have it there."""
+    lora, parts = deployment.lora, (deployment.model, deployment.precision, deployment.parallelism)
+    return {"model": served_name(deployment, kind)} | (
+        {
+            "adapters": {name: adapter_bytes(*parts, rank) for name, rank in lora.adapters.items()},
+            "max_loras": lora.max_loras,
+            "host_bandwidth": deployment.hardware.pcie_bandwidth,
+        }
+        if lora
+        else {}
+    )
 
 
 def _simulate(
@@ -111,9 +133,11 @@ def _simulate(
     save_detailed: bool,
 ) -> Result:
     load = scenario.workload
-    shortest = min((deployment for deployment, _ in kinds), key=lambda d: d.engine.max_model_len)
-    max_tokens = resolve_max_tokens(load, requests, shortest.engine.max_model_len)
-    _check_lengths(shortest, requests, max_tokens)
+    which = pools_of(requests, [site for _, site in sites])
+    shortest = _shortest(kinds, [site.model for _, site in sites])
+    longest = np.array([deployment.engine.max_model_len for deployment in shortest])[which]
+    max_tokens = resolve_max_tokens(load, requests, longest)
+    _check_lengths(shortest[0], requests, max_tokens, longest)
     fleet = Fleet(
         [spec for spec, _ in sites],
         ranks=kinds[0][0].parallelism.attention_data,
@@ -135,14 +159,23 @@ def _simulate(
     return _result(scenario, kinds, fleet, served, requests, seed)
 
 
-def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.ndarray) -> None:
+def _shortest(kinds: list[tuple[Deployment, Kind]], models: list[str | None]) -> list[Deployment]:
+    """For each model, the deployment with the shortest max_model_len. models: of each replica, None if it encodes."""
+    first, found = 0, {}
+    for deployment, kind in kinds:
+        if models[first] is not None:
+            found.setdefault(models[first], []).append(deployment)
+        first += kind.most
+    return [min(same, key=lambda d: d.engine.max_model_len) for same in found.values()]
+
+
+def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.ndarray, longest: np.ndarray) -> None:
     """InputError if no request fits max_model_len: single ones are rejected and counted."""
-    longest = deployment.engine.max_model_len
     need = requests.prompt_tokens.astype("i8") + np.minimum(max_tokens, requests.output_tokens)
-    if need.min() > longest:
+    if (need > longest).all():
         raise InputError(
             f"workload: the shortest request needs {need.min()} tokens (prompt and output) and max_model_len is"
-            f" {longest} ({deployment.engine.origin['max_model_len']}); must fit, or raise engine.max_model_len"
+            f" {longest.max()} ({deployment.engine.origin['max_model_len']}); must fit, or raise engine.max_model_len"
         )
 
 
@@ -155,8 +188,9 @@ def _result(
     seed: int,
 ) -> Result:
     rows, deployment = fleet.replicas, kinds[0][0]
-    counts = [kind.replicas if len(kinds) > 1 else len(rows) for _, kind in kinds]
-    all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d, _ in kinds]
+    counts = [kind.most for _, kind in kinds]
+    answering = [d for d, kind in kinds if kind is not scenario.cluster.encode]
+    all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d in answering]
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
@@ -186,7 +220,7 @@ def _result(
         provenance=provenance(*all_parts[0]),
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
-            gpus=np.repeat([d.parallelism.num_gpus for d, _ in kinds], counts),
+            gpus=np.repeat([sum(n for _, n in d.accelerators) for d, _ in kinds], counts),
             usd_per_hour=np.repeat([_usd_per_hour(d) for d, _ in kinds], counts, axis=0),
             rows=rows,
             usable_blocks=usable_blocks,
@@ -198,6 +232,8 @@ def _result(
         retries=served.retries,
         route_columns=served.columns,
         tenant=requests.tenant,
+        model=requests.model,
+        models=requests.models,
         notes=requests.notes,
         warmup=warmup_time(scenario, served.requests),
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,
@@ -208,5 +244,7 @@ def _result(
 
 def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:
     """Low and high price of one replica; NaN if it is not known."""
-    price, gpus = deployment.hardware.price, deployment.parallelism.num_gpus
-    return (gpus * price.low, gpus * price.high) if price else (np.nan, np.nan)
+    prices = [(hardware.price, count) for hardware, count in deployment.accelerators]
+    if not all(price for price, _ in prices):
+        return np.nan, np.nan
+    return sum(n * price.low for price, n in prices), sum(n * price.high for price, n in prices)

@@ -452,7 +452,7 @@ class Simulation:
     def admit(self) -> None:
         """Waiting requests, if there was memory for all that run, until the first that does not fit."""
         knobs = self.knobs
-        expected = sum(self.left(r) * self.ratio for r in self.running)
+        expected = sum(map(self.left, self.running)) * self.ratio
         position = 0
         while (
             not self.preempted
@@ -484,7 +484,7 @@ class Simulation:
             n = min(n, self.budget)
             watermark = knobs.watermark_blocks if self.running else 0
             if knobs.reserve == "to-completion":
-                promised = sum(self.full_blocks(r) - sum(map(len, r.tables)) for r in self.running)
+                promised = sum(max(self.full_blocks(r) - sum(map(len, r.tables)), 0) for r in self.running)
                 need = self.whole(request.prompt_tokens + request.max_tokens, hits) + promised
             else:
                 need = self.whole(request.num_tokens, hits) if knobs.reserve_full_isl else 0

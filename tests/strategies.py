@@ -251,8 +251,6 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
     """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
     k = draw(knobs(exact))
     speculates = may_speculate and draw(st.booleans()) and (k["enable_prefix_caching"] or k["kv_window"] == (0,))
-    if k["enable_prefix_caching"] and k.get("late_hits") == "wait":  # refused by deployment
-        speculates = False
     logits = k["max_num_batched_tokens"] if speculates else k["max_num_seqs"]
     cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
     more = draw(speculation(k, cost, exact)) if speculates else ()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from infersim.cost.attention_io import (
     KERNELS,
+    RATES,
     backward_flops,
     block_sizes,
     forward_elements,
@@ -16,10 +17,33 @@ from infersim.cost.attention_io import (
     sram_elements,
     training_time,
     unfused_passes,
+    with_attention_kernel,
 )
+from infersim.cost.steptime import compile_step_cost
+from infersim.models.catalog import load_model
+from infersim.spec.engine import Engine, resolve
+from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
 
 dims = st.sampled_from([64, 128, 256])
+
+
+def test_a_named_kernel_replaces_the_measured_one():
+    """Prompts take longer the older their kernel, by the published rates; decodes stay as they are."""
+    rows = {}
+    for kernel in (None, *KERNELS):
+        device = with_attention_kernel(load_hardware("h100-sxm"), kernel)
+        engine = resolve(Engine(max_model_len=8192), device, 131072)
+        cost = compile_step_cost(load_model("Llama-3.1-8B"), device, Precision(), Parallelism(), engine)
+        rows[kernel] = cost.attention[0]
+    pair = [float(rows[kernel]["prefill_compute"]) for kernel in KERNELS]
+    assert pair == sorted(pair, reverse=True)
+    assert pair[0] / pair[3] == pytest.approx(RATES["flash3", "hopper"][0] / RATES["standard", "hopper"][0])
+    assert all(rows[kernel]["decode_kv"] == rows[None]["decode_kv"] for kernel in KERNELS)
+    with pytest.raises(InputError, match="flash3 needs Hopper"):
+        with_attention_kernel(load_hardware("a100-sxm-80gb"), "flash3")
 
 
 @given(st.integers(10, 17), dims, st.integers(1, 8))

@@ -21,19 +21,19 @@ from infersim.spec.hardware import OperatorEfficiency, load_hardware
 
 H200 = load_hardware("h200-sxm").model_copy(update={"efficiency": {}})
 TRUE = {
-    "gemm.bf16": (0.82, 0.71, 4e-6, 3.0),
-    "gemm.fp8": (0.75, 0.55, 6e-6, 3.0),
-    "attention_prefill": (1.0, 0.6, 9e-6, 4.0),  # its bytes are never seen
-    "attention_decode": (0.31, 0.5, 12e-6, 4.0),
-    "elementwise": (0.8, 1.0, 2.5e-6, 4.0),
+    "gemm.bf16": (0.82, 0.71, 4e-6, 0.06756),
+    "gemm.fp8": (0.75, 0.55, 6e-6, 0.06756),
+    "attention_prefill": (1.0, 0.6, 9e-6, 0.0358),  # its bytes are never seen
+    "attention_decode": (0.31, 0.5, 12e-6, 0.0358),
+    "elementwise": (0.8, 1.0, 2.5e-6, 0.0358),
 }
 
 
 def true_device():
     hardware = H200
-    for key, (bandwidth, flops, fixed, knee) in TRUE.items():
+    for key, (bandwidth, flops, fixed, softness) in TRUE.items():
         row = OperatorEfficiency(
-            bandwidth=bandwidth, flops=flops, fixed=fixed, knee=knee, provenance="measured", source="test"
+            bandwidth=bandwidth, flops=flops, fixed=fixed, softness=softness, provenance="measured", source="test"
         )
         hardware = with_row(hardware, key, row)
     return hardware

@@ -18,7 +18,7 @@ def test_every_profile_has_every_efficiency(name, operator_class):
     assert 0 < found.bandwidth <= 1
     assert 0 < found.flops <= 1
     assert 0 <= found.fixed < 2e-4
-    assert found.knee >= 1
+    assert 0 <= found.softness <= 1
     assert len(found.source) > 20
     own = load_hardware(name).efficiency.keys() & {operator_class, f"{operator_class}.bf16"}
     assert (found.provenance == "calibrated") == bool(own)
@@ -39,7 +39,7 @@ def test_another_dtype_is_an_assumption():
 
 
 def test_the_profile_comes_first():
-    mine = OperatorEfficiency(bandwidth=0.5, flops=0.5, fixed=1e-6, knee=2, provenance="measured", source="here")
+    mine = OperatorEfficiency(bandwidth=0.5, flops=0.5, fixed=1e-6, softness=0.17, provenance="measured", source="here")
     finer = mine.model_copy(update={"flops": 0.4})
     device = load_hardware("h100-sxm").model_copy(update={"efficiency": {"gemm": mine, "gemm.bf16": finer}})
     assert efficiency(device, "gemm", "bf16") is finer
@@ -64,6 +64,6 @@ def test_provenance_lists_what_a_price_rests_on():
     rows = provenance(*deployed)
     layers = {"gemm", "attention_prefill", "attention_decode", "elementwise"}
     assert {row["operator"] for row in rows} == {*layers, "all_reduce", "all_gather", "launch"}
-    keys = {"operator", "dtype", "bandwidth", "flops", "fixed", "knee", "provenance", "source"}
+    keys = {"operator", "dtype", "bandwidth", "flops", "fixed", "softness", "provenance", "source"}
     assert all(set(row) == keys for row in rows)
     assert {row["operator"] for row in provenance(*deployed[:3], Parallelism())} == {*layers, "launch"}

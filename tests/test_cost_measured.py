@@ -111,9 +111,10 @@ def test_attention_of_vllm(card, profile):
     ],
 )
 def test_a_decode_step_of_one_sequence(profile, milliseconds):
-    """Llama-3.1-8B in bf16: the device's part, to which the host may add, explains what users see within 10 %."""
+    """Llama-3.1-8B in bf16: the device's part, to which the host may add, explains what users see within 10 %; the
+    seconds of the log are rounded to 1.4 %."""
     model, hardware = load_model("Llama-3.1-8B"), load_hardware(profile)
     engine = resolve(Engine(preset="vllm-0.19"), hardware, model.max_position_embeddings)
     cost = compile_step_cost(model, hardware, Precision(), Parallelism(), engine)
     step = cost.linear[1].sum() + cost.head[1].sum() + cost.attention["decode_fixed"].sum()
-    assert 0.9 < step * 1e3 / milliseconds < 1.01
+    assert 0.9 < step * 1e3 / milliseconds < 1.02

@@ -163,6 +163,7 @@ def test_exports(tmp_path):
     assert CliRunner().invoke(app, [*base, *more]).exit_code == 0
     words = (tmp_path / "o" / "vllm.sh").read_text()
     assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""" in words
+    assert "--enable-lora" not in words
     assert "--quantization fp8" in words
     for wrong in (["--export", "k8s"], ["--export", "helm", "--out", str(tmp_path / "o")]):
         assert CliRunner().invoke(app, ["run", "llama-8b-h100", *wrong]).exit_code == 2

@@ -81,24 +81,30 @@ def test_a_number_whose_unit_was_forgotten_is_no_device():
 def test_all_problems_of_a_profile_at_once():
     data = PROFILES["h100-sxm"].model_dump()
     data |= {"memory_bandwidht": 1, "memory_usable": "80 GHz", "tdp": -5, "flops": {"fp8": 0, "bf17": 1}}
-    data["efficiency"] = {"gemm": {"bandwidth": 1.2, "flops": 0.5, "fixed": 0, "knee": 0.5, "provenance": "guess"}}
+    data["efficiency"] = {"gemm": {"bandwidth": 1.2, "flops": 0.5, "fixed": 0, "softness": 1.5, "provenance": "guess"}}
     with pytest.raises(InputError) as error:
         Hardware.validate(data, "x.yaml")
     starts = [line.split(":")[:2] for line in error.value.problems]
     for key in (
         "memory_usable", "flops.fp8", "flops.bf17", "tdp", "memory_bandwidht", "efficiency.gemm.bandwidth",
-        "efficiency.gemm.knee", "efficiency.gemm.provenance", "efficiency.gemm.source",
+        "efficiency.gemm.softness", "efficiency.gemm.provenance", "efficiency.gemm.source",
     ):  # fmt: skip
         assert ["x.yaml", f" {key}"] in starts
 
 
 @pytest.mark.parametrize(
-    ("key", "message"), [("gem", "did you mean gemm"), ("gemm.bf17", "did you mean bf16"), ("x", "known: gemm, ")]
+    ("key", "message"),
+    [
+        ("gem", "did you mean gemm"),
+        ("gemm.bf17", "did you mean bf16"),
+        ("x", "known: gemm, "),
+        ("all_reduce.bf16@trtlm", "did you mean trtllm"),
+    ],
 )
 def test_efficiency_keys_are_known(key, message):
     data = PROFILES["h100-sxm"].model_dump()
     data["efficiency"] = {
-        key: {"bandwidth": 1, "flops": 1, "fixed": 0, "knee": 2, "provenance": "assumed", "source": "test"}
+        key: {"bandwidth": 1, "flops": 1, "fixed": 0, "softness": 0.17, "provenance": "assumed", "source": "test"}
     }
     with pytest.raises(InputError, match=message):
         Hardware.validate(data, "x.yaml")

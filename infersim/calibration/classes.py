@@ -18,7 +18,6 @@ from infersim.cost.laws import (
     moe_coordinates,
     quantization,
     smooth_max,
-    softness,
 )
 from infersim.cost.moe import filled
 from infersim.spec.hardware import Hardware, OperatorEfficiency
@@ -96,7 +95,7 @@ def _gemm_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) ->
     memory = _gemm_work(hardware, rows).bytes / (shares.bandwidth * hardware.memory_bandwidth)
     compute = gemm_compute(shares, hardware, peak(hardware, dtype), m, n, k)
     serial = quantization(shares, hardware, m, k, moved)
-    return shares.fixed + serial + smooth_max(memory, compute, softness(shares.knee))
+    return shares.fixed + serial + smooth_max(memory, compute, shares.softness)
 
 
 def _attention_amounts(rows: Rows) -> dict[str, np.ndarray]:
@@ -124,7 +123,7 @@ def _attention_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Row
     law = attention(shares, hardware, peak(hardware, "bf16"), **_attention_amounts(rows))
     memory = law.kv * c["keys"] + law.activations * c["queries"]
     compute = law.pair * c["pairs"] + law.query * c["queries"] + law.tile * c["tiles"]
-    return shares.fixed + smooth_max(memory, compute, softness(shares.knee))
+    return shares.fixed + smooth_max(memory, compute, shares.softness)
 
 
 def _attention_coordinates(phase: str) -> Callable[[Hardware, Rows], dict[str, np.ndarray]]:
@@ -153,7 +152,7 @@ def _experts_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows)
     traffic = c["touched"] * 3.0 * hidden * inter * weight + seen * per_token + c["tokens"] * hidden * 2.0
     memory = traffic / (shares.bandwidth * hardware.memory_bandwidth)
     compute = 6.0 * computed * hidden * inter / (shares.flops * peak(hardware, dtype))
-    return shares.fixed + smooth_max(memory, compute, softness(shares.knee))
+    return shares.fixed + smooth_max(memory, compute, shares.softness)
 
 
 def _moe_coordinates(hardware: Hardware, rows: Rows) -> dict[str, np.ndarray]:
@@ -257,10 +256,14 @@ QUANTIZATION = (
 )
 
 
-def parameters(operator_class: str, dtype: str) -> tuple[Parameter, ...]:
-    """What to fit for this class and dtype, the fixed time aside."""
+SWITCH = (Parameter("switch_fixed", 1e-5, 1e-6, 1e-4), Parameter("switch_bandwidth", 0.5, 0.05, 1.0))
+
+
+def parameters(operator_class: str, dtype: str, hardware: Hardware) -> tuple[Parameter, ...]:
+    """What to fit for this class and dtype on this device, the fixed time aside."""
     quantised = operator_class == "gemm" and MATRICES[dtype][3] > 0
-    return CLASSES[operator_class].parameters + (QUANTIZATION if quantised else ())
+    switched = operator_class == "all_reduce" and hardware.link.in_switch_reduction
+    return CLASSES[operator_class].parameters + QUANTIZATION * quantised + SWITCH * switched
 
 
 def known(rows: Rows) -> bool:

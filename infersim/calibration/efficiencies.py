@@ -15,7 +15,7 @@ LEAST = 4  # cases to fit a class on
 HELD_OUT = 3  # every third shape is held out
 
 PARAMETERS = {
-    "gemm": ("bandwidth", "flops", "fixed", "knee"),
+    "gemm": ("bandwidth", "flops", "fixed", "softness"),
     "attention_prefill": ("flops", "fixed"),  # arithmetic binds at every length: bytes cannot be seen beside it
     "attention_decode": ("bandwidth", "fixed"),  # FLOPs and bytes both grow with the keys: one cannot tell them apart
     "elementwise": ("bandwidth", "fixed"),
@@ -90,11 +90,11 @@ def fit_class(key: str, measurements: list[Measurement], hardware: Hardware, sou
         name: Parameter(name, min(1.0, 1.1 * max(share, 1e-4)), 1e-4, 1.0) for name, share in reached.items()
     } | {
         "fixed": Parameter("fixed", 0.5 * least, 1e-10, 10 * least),
-        "knee": Parameter("knee", 3.0, 1.0, 30.0),
+        "softness": Parameter("softness", 0.07, 5e-4, 1.0),
     }
 
     def row(values: dict[str, float], **more) -> OperatorEfficiency:
-        numbers = {"bandwidth": 1.0, "flops": 1.0, "fixed": 0.0, "knee": 4.0} | values
+        numbers = {"bandwidth": 1.0, "flops": 1.0, "fixed": 0.0, "softness": 0.036} | values
         rounded = {name: float(f"{value:.4g}") for name, value in numbers.items()}
         return OperatorEfficiency(**rounded, provenance="calibrated", source=source, **more)
 

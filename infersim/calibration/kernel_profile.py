@@ -27,7 +27,7 @@ def _entry(key: str, shares: OperatorEfficiency) -> str:
         f"    bandwidth: {shares.bandwidth:.4g}",
         f"    flops: {shares.flops:.4g}",
         f"    fixed: {shares.fixed * 1e6:.4g} us",
-        f"    knee: {shares.knee:.4g}",
+        f"    softness: {shares.softness:.4g}",
     ]
     if shares.terms:
         lines.append("    terms: {" + ", ".join(f"{name}: {value:.4g}" for name, value in shares.terms.items()) + "}")

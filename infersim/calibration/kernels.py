@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.cost.laws import knee
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency
 
@@ -77,13 +76,28 @@ def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
     return chosen
 
 
+OWN_KERNELS = (("all_reduce", "trtllm"),)
+"""classes of which an engine has kernels of its own, so that its newest table counts beside the chosen one"""
+
+
+def own_kernels(tables: list[Rows]) -> dict[str, Rows]:
+    """Key of the efficiency (class.dtype@engine) -> the engine's newest table."""
+    found: dict[str, Rows] = {}
+    for rows in sorted(joined(filter(known, tables)), key=lambda rows: version(rows.software)):
+        engine = rows.software.partition(" ")[0]
+        if (rows.operator_class, engine) in OWN_KERNELS:
+            found[f"{rows.operator_class}.{rows.dtype}@{engine}"] = rows
+    return found
+
+
 def calibrate(tables: list[Rows], hardware: Hardware, source: str) -> dict[str, OperatorEfficiency]:
     """Class and dtype -> efficiency, for all that the tables hold enough rows of. InputError if that is nothing."""
+    chosen = {f"{rows.operator_class}.{rows.dtype}": rows for rows in choose(tables, hardware)}
     found = {}
-    for rows in choose(tables, hardware):
+    for key, rows in {**chosen, **own_kernels(tables)}.items():
         software = f", {rows.software}" if rows.software else ""
         if shares := fit(rows, hardware, f"{source}{software}"):
-            found[f"{rows.operator_class}.{rows.dtype}"] = shares
+            found[key] = shares
     if not found:
         raise InputError("the tables hold too few rows that no cache has touched; must be a few dozen of a class")
     return dict(sorted(found.items(), key=lambda item: list(CLASSES).index(item[0].split(".")[0])))
@@ -102,7 +116,7 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     if not (cold & test).any() or not (cold & ~test).any():
         test = np.zeros(len(rows), dtype=bool)
     train = rows.where(~test)
-    names = parameters(rows.operator_class, rows.dtype)
+    names = parameters(rows.operator_class, rows.dtype, hardware)
     if len(train) < 3 * len(names):
         return None
     # no kernel is faster than the fastest of those that move next to nothing
@@ -115,7 +129,7 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
         own = {"bandwidth", "flops", "softness", "fixed"}
         return OperatorEfficiency(
             bandwidth=_round(values["bandwidth"]), flops=_round(values.get("flops", 1.0)),
-            fixed=_round(values["fixed"]), knee=_round(knee(values.get("softness", 0.0))), provenance="calibrated",
+            fixed=_round(values["fixed"]), softness=_round(values.get("softness", 0.0)), provenance="calibrated",
             source=source, terms={name: _round(value) for name, value in values.items() if name not in own},
             correction=correction,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..spec.cluster import Autoscaler as Spec
 from .front import Front
-from .pool import DRAINING, OFF, READY, STARTING, Site
+from .pool import DRAINING, OFF, READY, STARTING, Pool, Site
 
 TOLERANCE = 0.1  # HPA's default: a figure this near its target changes nothing
 
@@ -18,106 +18,140 @@ def start_seconds(spec: Spec, site: Site) -> float:
 
 
 class Autoscaler:
-    """Looks at the pool every `interval`, as long as requests are left."""
+    """Looks at one group of a pool's replicas every `interval`, as long as requests are left."""
 
-    def __init__(self, spec: Spec, front: Front):
-        self.spec, self.front, self.pool = spec, front, front.pool
-        self.seconds = start_seconds(spec, front.sites[0])
+    def __init__(self, spec: Spec, name: str, front: Front, pool: Pool, group: list[int]):
+        self.spec, self.name, self.front, self.pool = spec, name, front, pool
+        self.replicas = np.array(group)
+        self.places = np.array([pool.place[replica] for replica in group])
+        """i8[]: where they stand in the pool"""
+        self.seconds = start_seconds(spec, front.sites[group[0]])
         self.enough_at: list[tuple[float, int]] = []
         """(time, wanted) of the looks within scale_down_delay"""
         self.busy_before = 0.0
         self.looked = 0.0
         self.ended_before = 0
-        self.arrivals = np.sort(front.requests.arrival)
+        self.mine = front.rows_of(pool)
+        """bool[n]: requests of the pool"""
+        self.arrivals = np.sort(front.requests.arrival[self.mine])
         self.starts = self.stops = 0
-        self.most = self.pool.count(READY)
-        front.on_empty = self.wake
+        self.start_of: dict[int, int] = {}
+        """the number of each place's last start"""
+        self.most = self.count(READY)
+        pool.wakers.append(self.wake)
+
+    def count(self, *states: int) -> int:
+        """How many of its replicas are in one of these states."""
+        return int(np.isin(self.pool.state[self.places], states).sum())
 
     def run(self):
         """A simpy process."""
         clock, k = self.front.clock, 0
         while self.front.left:
             k += 1
-            yield clock.at(k * self.spec.interval)
-            alive = self.pool.count(READY, STARTING, DRAINING, OFF)
-            if not self.front.left or (not alive and clock.peek() == math.inf):
-                return
-            self.scale_to(self.wanted())
+            yield clock.watch(k * self.spec.interval)
+            if self.front.left:
+                self.scale_to(self.wanted())
 
-    def wake(self) -> None:
-        """A request has found no replica at all: one starts at once."""
-        if self.pool.count(READY, STARTING) == 0 and self.pool.count(OFF, DRAINING):
-            self.scale_to(1)
+    def wake(self) -> bool:
+        """A request has found no replica at all: one starts at once, if there is any that can."""
+        if self.count(STARTING):
+            return True
+        if not self.count(OFF, DRAINING):
+            return False
+        self.scale_to(1)
+        return True
 
     def wanted(self) -> int:
         """Replicas that the policy asks for now."""
         spec, now = self.spec, self.front.clock.now
-        there = max(self.pool.count(READY), 1)
+        there = max(self.count(READY), 1)
         ratio = self.figure() * there / spec.target
         wanted = there if abs(ratio / there - 1) <= TOLERANCE else math.ceil(ratio - 1e-9)
-        wanted = min(max(wanted, spec.min), spec.max)
+        waited_for = self.pool.queue and not self.pool.ready().any() and self.count(STARTING)
+        wanted = min(max(wanted, spec.min, 1 if waited_for else 0), spec.max)
         self.enough_at = [(t, w) for t, w in self.enough_at if t > now - spec.scale_down_delay] + [(now, wanted)]
         return max(w for _, w in self.enough_at)
 
     def figure(self) -> float:
         """The policy's figure of one ready replica."""
         pool, now, policy = self.pool, self.front.clock.now, self.spec.policy
-        ready = pool.state == READY
-        there, signals = max(int(ready.sum()), 1), pool.router.signals
-        waiting_here = len(self.front.queue)
+        ready = self.places[pool.state[self.places] == READY]
+        there, signals = max(len(ready), 1), pool.router.signals
+        beside = max(int(pool.ready().sum()), 1)  # who shares what waits at the front door
         if policy == "outstanding":
-            return (float(signals.in_flight[ready].sum()) + waiting_here) / there
+            return float(signals.in_flight[ready].sum()) / there + len(pool.queue) / beside
         if policy == "queue":
-            return (float(signals.waiting[ready].sum()) + waiting_here) / there
+            return float(signals.waiting[ready].sum()) / there + len(pool.queue) / beside
         if policy == "kv_usage":
-            return float(signals.kv_usage[ready].mean()) if ready.any() else float(waiting_here > 0)
+            return float(signals.kv_usage[ready].mean()) if len(ready) else float(len(pool.queue) > 0)
         if policy == "utilization":
-            busy, elapsed = float(self.front.fleet.replicas["busy_time"].sum()), now - self.looked
+            busy, elapsed = float(self.front.fleet.replicas["busy_time"][self.replicas].sum()), now - self.looked
             share = (busy - self.busy_before) / max(elapsed, 1e-9) / there
             self.busy_before, self.looked = busy, now
-            return max(share, float(waiting_here > 0))
-        if policy == "ttft":
-            return self._ttft()
+            return max(share, float(len(pool.queue) > 0))
+        if policy in ("ttft", "tpot"):
+            return self._latency()
         ahead = now + self.seconds
         low, high = np.searchsorted(self.arrivals, (ahead, ahead + self.spec.interval))
-        return float(high - low) / self.spec.interval / there
+        return float(high - low) / self.spec.interval / beside
 
-    def _ttft(self) -> float:
-        """Mean TTFT of the requests that have ended since the last look."""
-        ended = self.front.ended[self.ended_before :]
-        self.ended_before += len(ended)
+    def _latency(self) -> float:
+        """Mean TTFT or TPOT of the pool's requests that have ended since the last look."""
+        ended = [i for i in self.front.ended[self.ended_before :] if self.mine[i]]
+        self.ended_before = len(self.front.ended)
         rows = self.front.fleet.requests[[self.front.row[i] for i in ended]]
-        ttft = (rows["first_token"] - self.front.sent[ended])[rows["first_token"] >= 0]
-        return float(ttft.mean()) if len(ttft) else float(len(self.front.queue) > 0) * self.spec.target * 2
+        if self.spec.policy == "ttft":
+            seconds = (rows["first_token"] - self.front.sent[ended])[rows["first_token"] >= 0]
+        else:
+            rows = rows[rows["num_output_tokens"] > 1]
+            seconds = (rows["last_token"] - rows["first_token"]) / (rows["num_output_tokens"] - 1)
+        return float(seconds.mean()) if len(seconds) else float(len(self.pool.queue) > 0) * self.spec.target * 2
 
     def scale_to(self, wanted: int) -> None:
         """Start replicas, those first that were about to go; or let some go when they have finished their requests."""
         pool, clock = self.pool, self.front.clock
-        there = pool.count(READY, STARTING)
-        for r in np.flatnonzero(pool.state == DRAINING)[: max(wanted - there, 0)].tolist():
-            pool.become(pool.first + r, READY, clock.now)
+        there = self.count(READY, STARTING)
+        for r in self._first(DRAINING, wanted - there):
+            pool.become(pool.members[r], READY, clock.now)
             there += 1
-        for r in np.flatnonzero(pool.state == OFF)[: max(wanted - there, 0)].tolist():
-            pool.become(pool.first + r, STARTING, clock.now)
+        for r in self._first(OFF, wanted - there):
+            pool.become(pool.members[r], STARTING, clock.now)
             self.starts += 1
             there += 1
-            clock.call_at(clock.now + self.seconds, lambda r=r: self._started(pool.first + r))
+            clock.call_at(clock.now + self.seconds, lambda r=r, n=self.starts: self._started(r, n))
+            self.start_of[r] = self.starts
         self.most = max(self.most, there)
-        surplus = min(there - wanted, pool.count(READY))
+        for r in self._first(STARTING, there - wanted):  # who serves nobody yet goes first (Kubernetes)
+            pool.become(pool.members[r], OFF, clock.now)
+            self.stops += 1
+            there -= 1
+        surplus = min(there - wanted, self.count(READY))
         if surplus > 0:  # the idlest go
-            ready = np.flatnonzero(pool.state == READY)
+            ready = self.places[pool.state[self.places] == READY]
             load = pool.router.signals.in_flight[ready]
             for r in ready[np.argsort(load, kind="stable")][:surplus].tolist():
-                pool.become(pool.first + r, DRAINING, clock.now)
+                pool.become(pool.members[r], DRAINING, clock.now)
                 self.stops += 1
-            self.front.drain()
-        self.front.admit(clock.now)
+            pool.drain(clock.now)
+        self.front.admit(pool, clock.now)
 
-    def _started(self, replica: int) -> None:
-        if self.pool.state[replica - self.pool.first] == STARTING:
-            self.pool.become(replica, READY, self.front.clock.now)
-            self.front.admit(self.front.clock.now)
+    def _first(self, state: int, n: int) -> list[int]:
+        """Places of the first n of its replicas in a state."""
+        return self.places[self.pool.state[self.places] == state][: max(n, 0)].tolist()
+
+    def _started(self, r: int, number: int) -> None:
+        """A replica is ready, unless that start was called off."""
+        if self.pool.state[r] == STARTING and self.start_of[r] == number:
+            self.pool.become(self.pool.members[r], READY, self.front.clock.now)
+            self.front.admit(self.pool, self.front.clock.now)
 
     def figures(self) -> dict:
         """JSON-ready."""
-        return {"starts": self.starts, "stops": self.stops, "peak_replicas": self.most, "startup_s": self.seconds}
+        return {
+            "group": self.name,
+            "starts": self.starts,
+            "stops": self.stops,
+            "peak_replicas": self.most,
+            "startup_s": self.seconds,
+        }

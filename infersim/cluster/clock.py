@@ -17,6 +17,8 @@ class Clock(simpy.Environment):
         super().__init__()
         self.fleet = fleet
         self._reports: list[tuple[float, Callable[[], None]]] = []
+        self._ahead = 0
+        """events to come that are not of a watch"""
 
     def add_report(self, interval: float, report: Callable[[], None]) -> None:
         """`report` is called at the times k * interval before something is decided: signals have an age."""
@@ -24,10 +26,20 @@ class Clock(simpy.Environment):
 
     def at(self, time: float) -> simpy.Event:
         """An event at `time` exactly: a Timeout is at now + (time - now), which need not be the same float."""
+        self._ahead += 1
+        event = self.watch(time)
+        event.callbacks.append(self._come)
+        return event
+
+    def watch(self, time: float) -> simpy.Event:
+        """The same for what goes on and on (a look at the load, the next failure): alone it keeps no run going."""
         event = simpy.Event(self)
         event._ok, event._value = True, None
         heappush(self._queue, (max(time, self._now), NORMAL, next(self._eid), event))
         return event
+
+    def _come(self, _: simpy.Event) -> None:
+        self._ahead -= 1
 
     def call_at(self, time: float, action: Callable[[], None]) -> None:
         """`action` at `time`, or now if that is past."""
@@ -54,7 +66,7 @@ class Clock(simpy.Environment):
             elif reporting >= 0:
                 reported[reporting] = due
                 self._reports[reporting][1]()
-            elif until == math.inf:
+            elif until == math.inf or (not self._ahead and self._is_over(until)):
                 return
             else:
                 step()
@@ -63,6 +75,10 @@ class Clock(simpy.Environment):
             count += 1
             if count & 1023 == 0:
                 look()
+
+    def _is_over(self, until: float) -> bool:
+        """Only watches are left, and nothing that they could see: later than now, and every replica idle."""
+        return until > self._now and self.fleet.next_time() == math.inf
 
     def _next_report(self, until: float, reported: list[int], eventful: bool) -> tuple[int, int]:
         """(k, which report) of the first that is due by `until`, before which nothing else happens; -1 if none is.

@@ -3,35 +3,81 @@
 from typing import TYPE_CHECKING
 
 from ..spec.cluster import Failure
-from .pool import DEAD, READY
+from ..workload.draws import generator
+from .pool import DEAD, OFF, READY, STARTING
 
 if TYPE_CHECKING:
     from .front import Front
 
 
-def break_down(front: "Front", failure: Failure):
-    """A simpy process: one failure from its beginning to its end."""
-    clock, replica = front.clock, failure.replica
-    yield clock.at(failure.at)
-    if not front.left:
-        return
-    if failure.kind == "crash":
-        pool = front.pool_of(replica)
-        pool.become(replica, DEAD, clock.now)
-        front.fail_replica(replica, clock.now)
-    elif failure.kind == "slow":
-        front.fleet.slow_down(replica, failure.factor)
-    else:
-        front.cut(True)
-    if failure.duration is None:
-        return
-    yield clock.at(failure.at + failure.duration)
-    if not front.left:
-        return
-    if failure.kind == "crash":
-        pool.become(replica, READY, clock.now)
-        front.admit(clock.now)
-    elif failure.kind == "slow":
-        front.fleet.slow_down(replica, 1.0)
-    else:
-        front.cut(False)
+class Failures:
+    """What is broken now. Something that is broken twice is whole when both are mended."""
+
+    def __init__(self, front: "Front"):
+        self.front = front
+        self.crashes: dict[int, int] = {}
+        """how often each replica is dead"""
+        self.after: dict[int, int] = {}
+        """the state in which each dead replica comes back"""
+        self.slow: dict[int, list[float]] = {}
+        """factors of each replica"""
+        self.cuts = 0
+
+    def begin(self, failures: tuple[Failure, ...]) -> None:
+        """Start a process for each failure, and for each replica of one that strikes by chance."""
+        for number, failure in enumerate(failures):
+            if failure.at is not None:
+                self.front.clock.process(self._stated(failure, failure.replica or 0))
+                continue
+            one = failure.kind == "partition" or failure.replica is not None
+            for replica in [failure.replica or 0] if one else range(len(self.front.sites)):
+                self.front.clock.process(self._by_chance(failure, number, replica))
+
+    def _stated(self, failure: Failure, replica: int):
+        yield self.front.clock.at(failure.at)
+        yield from self._break_down(failure, replica, failure.duration)
+
+    def _by_chance(self, failure: Failure, number: int, replica: int):
+        random, clock = generator(self.front.seed, "failures", number, replica), self.front.clock
+        while self.front.left:
+            yield clock.watch(clock.now + random.exponential(failure.mean_time_between))
+            duration = failure.duration and random.exponential(failure.duration)
+            yield from self._break_down(failure, replica, duration)
+            if duration is None:
+                return
+
+    def _break_down(self, failure: Failure, replica: int, duration: float | None):
+        """One failure from its beginning to its end, if it has one."""
+        front = self.front
+        if not front.left:
+            return
+        self._change(failure, replica, True, duration is None)
+        if duration is not None:
+            yield front.clock.at(front.clock.now + duration)
+            if front.left:
+                self._change(failure, replica, False)
+
+    def _change(self, failure: Failure, replica: int, breaks: bool, for_ever: bool = False) -> None:
+        front, now = self.front, self.front.clock.now
+        if failure.kind == "slow":
+            factors = self.slow.setdefault(replica, [])
+            before = max(factors, default=1.0)
+            factors.append(failure.factor) if breaks else factors.remove(failure.factor)
+            if (factor := max(factors, default=1.0)) != before:
+                front.fleet.slow_down(replica, factor)
+        elif failure.kind == "partition":
+            self.cuts += 1 if breaks else -1
+            front.cut(self.cuts > 0, for_ever)
+        else:
+            before = self.crashes.get(replica, 0)
+            self.crashes[replica] = before + (1 if breaks else -1)
+            if before == 0:
+                pool = front.home[replica]
+                self.after[replica] = READY if pool.state[pool.place[replica]] in (READY, STARTING) else OFF
+                pool.become(replica, DEAD, now)
+                front.fail_replica(replica, now)
+            elif not self.crashes[replica]:
+                pool = front.home[replica]
+                pool.become(replica, self.after[replica], now)
+                for answering in front.pools:
+                    front.admit(answering, now)

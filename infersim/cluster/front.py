@@ -22,10 +22,13 @@ from ..engine.state import (
 from ..spec.cluster import Cluster
 from ..spec.cluster import Router as RouterSpec
 from ..workload.requests import Requests, own_text
+from .adapters import Slots
 from .clients import Clients
 from .clock import Clock
-from .failures import break_down
-from .pool import DRAINING, OFF, Pool, Site
+from .encode import Encode
+from .failures import Failures
+from .link import Link
+from .pool import Pool, Site, pools_of
 from .prefixes import PrefixTree
 from .routers import Router
 from .signals import Signals
@@ -35,10 +38,19 @@ class Front:
     """One run of requests through replicas that a router chooses among, request by request.
 
     Row i of the fleet is request i, until it is tried again. What happens is written into public columns of n requests;
-    `pool` are the replicas that answer.
+    `pools` are the replicas that answer, a pool for each model.
     """
 
-    def __init__(self, spec: Cluster, fleet: Fleet, sites: list[Site], requests: Requests, clients: Clients, seed: int):
+    def __init__(
+        self,
+        spec: Cluster,
+        fleet: Fleet,
+        sites: list[Site],
+        requests: Requests,
+        clients: Clients,
+        seed: int,
+        adapters: list[str] | None = None,
+    ):
         n = len(requests)
         self.spec, self.fleet, self.sites, self.clients = spec, fleet, sites, clients
         self.clock = Clock(fleet)
@@ -50,6 +62,10 @@ class Front:
         self.outcome = np.zeros(n, "i1")
         """i1[n]: COMPLETED, REJECTED, TIMED_OUT or LOST, in the end"""
         self.attempts = np.zeros(n, "i4")
+        self.entered = np.zeros(n)
+        """f8[n]: when each came to the front door last"""
+        self.held_back = np.zeros(n)
+        """f8[n], s: how long each stood at the front door, in its last attempt"""
         self.row = list(range(n))
         """the fleet's row of each: of its last attempt, and of the replica that answers"""
         self.owner: dict[int, int] = {}
@@ -75,57 +91,82 @@ class Front:
             self.first = np.flatnonzero(requests.after < 0).tolist()
             for i in np.flatnonzero(requests.after >= 0).tolist():
                 self.followers.setdefault(int(requests.after[i]), []).append(i)
-        longest = int(fleet.knobs["max_model_len"].min())
-        prompt = requests.prompt_tokens
-        too_long = np.where(prompt.astype("i8") + clients.max_tokens > longest, OVER_MAX_MODEL_LEN, 0)
-        self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
-        """i1[n]: why a request cannot be served at all, or 0"""
         self.priority = [0] * n if clients.priority is None else clients.priority.tolist()
 
         self.open = 0
         self.unsent: deque[int] = deque()
         """requests that wait for a place under max_concurrency"""
-        self.queue: list[tuple[int, int, int, int]] = []
-        """requests that no replica may have yet: (priority, order, request, token), a heap"""
-        self.on_empty: Callable[[], None] = lambda: None
-        """called when a request finds no replica that is ready"""
         self.order = 0
+        self.tree: PrefixTree | None = None
+        self.adapters = adapters
+        """the LoRA adapter of each request, if there are any"""
+        self.slots = Slots(self.clock, fleet, sites) if adapters is not None else None
+        self.home: dict[int, Pool] = {}
+        """the pool of each replica"""
+        by_model: dict[str, list[int]] = {}
+        for name, numbers in zip(spec.group_names, spec.ranges, strict=True):
+            if name not in ("prefill", "encode"):
+                by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
+        router = spec.decode.router if spec.decode else spec.router
         limit = spec.admission.max_outstanding if spec.admission else 0
-        answering = spec.decode or spec
-        k = spec.decode.replicas if spec.decode else len(sites)
-        self.pool = self.make_pool(answering.router, 0, k, answering.replicas, limit)
+        self.pools = [self.make_pool(router, members, limit) for members in by_model.values()]
+        self.which = pools_of(requests, sites).tolist()
+        """the number of each request's pool"""
+        longest = np.array([fleet.knobs["max_model_len"][pool.members].min() for pool in self.pools])[self.which]
+        prompt = requests.prompt_tokens
+        too_long = np.where(prompt.astype("i8") + clients.max_tokens > longest, OVER_MAX_MODEL_LEN, 0)
+        self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
+        """i1[n]: why a request cannot be served at all, or 0"""
+        self.link = Link(self.clock, spec.transfer.bandwidth) if spec.transfer else None
+        self.encode = Encode(self, spec) if spec.encode else None
         self.watched = bool(
-            self.followers or clients.max_concurrency or clients.timeout or limit or spec.autoscaler or spec.failures
+            self.followers or clients.max_concurrency or clients.timeout or spec.interacts or adapters is not None
         )
         """whether what becomes of requests changes what happens next"""
 
-    def make_pool(self, router: RouterSpec, first: int, k: int, ready: int, max_outstanding: int) -> Pool:
-        """Replicas first ... first + k - 1, of which the first `ready` are there."""
-        requests = self.requests
-        signals = Signals(self.fleet, first, k, aged=router.signal_age > 0)
+    def make_pool(self, router: RouterSpec, members: list[int], max_outstanding: int) -> Pool:
+        """A pool of these replicas, of which those are there with which its groups begin."""
+        requests, names = self.requests, np.array(members)
+        if self.tree is None and needs_prefixes(router):
+            self.tree = PrefixTree(requests)
+        signals = Signals(self.fleet, names, router.signal_age > 0, self.slots)
         chooser = Router(
             router,
             signals,
-            np.array([site.weight for site in self.sites[first : first + k]]),
+            np.array([self.sites[replica].weight for replica in members]),
             len(requests),
             self.seed,
-            PrefixTree(requests) if needs_prefixes(router) else None,
+            self.tree if needs_prefixes(router) else None,
             None if requests.session is None else requests.session.tolist(),
             requests.prompt_tokens.tolist(),
-            self.fleet.knobs["block_size"][first : first + k],
-            lambda i: self.fleet.match(self.row[i])[first : first + k],
+            self.fleet.knobs["block_size"][names],
+            lambda i: self.fleet.match(self.row[i])[names],
+            self.adapters,
         )
         if router.signal_age:
             self.clock.add_report(router.signal_age, signals.report)
-        return Pool(self.fleet, first, chooser, ready, max_outstanding)
+        groups = zip(self.spec.groups, self.spec.ranges, strict=True)
+        ready = {replica for group, numbers in groups for replica in numbers[: group.replicas]}
+        pool = Pool(self.fleet, names, chooser, np.isin(names, list(ready)), max_outstanding, self.slots)
+        self.home |= dict.fromkeys(members, pool)
+        return pool
+
+    def pool_of_request(self, i: int) -> Pool:
+        """The replicas that may answer request i."""
+        return self.pools[self.which[i]]
+
+    def rows_of(self, pool: Pool) -> np.ndarray:
+        """bool[n]: requests that come by this pool."""
+        if self.encode and pool is self.encode.pool:
+            return np.array(self.encode.images) > 0
+        return np.array(self.which) == self.pools.index(pool)
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def play(self, look: Callable[[], None]) -> None:
         """To the end of the run. What can never be served is lost."""
         self.clock.process(self._arrivals())
-        for failure in self.spec.failures:
-            self.clock.process(break_down(self, failure))
+        Failures(self).begin(self.spec.failures)
         self.clock.play(FINISHED if self.watched else 0, self._finished, look)
         if self.watched:
             for i in np.flatnonzero(self.outcome == 0).tolist():
@@ -146,7 +187,7 @@ class Front:
         if not self.watched:  # nothing can come between
             self.attempts[i] = 1
             self.sent[i] = time
-            self.fleet.send(i, self.pool.choose(i, None), time)
+            self.fleet.send(i, self.pool_of_request(i).choose(i, None), time)
             return
         self.arrived[i] = time
         self.unsent.append(i)
@@ -173,12 +214,21 @@ class Front:
             self.fleet.requests["reason"][self.row[i]] = self.turned_away[i]
             self._end(i, REJECTED, time)
             return
+        if self.encode and self.encode.images[i]:
+            self.encode.begin(i, time)
+        else:
+            self.enter(i, time)
+
+    def enter(self, i: int, time: float) -> None:
+        """Request i stands at the front door."""
         self.order += 1
-        heappush(self.queue, (self.priority[i], self.order, i, token))
-        self.admit(time)
+        self.entered[i] = time
+        pool, token = self.pool_of_request(i), self.token[i]
+        heappush(pool.queue, (self.priority[i], self.order, i, token))
+        self.admit(pool, time)
         admission = self.spec.admission
-        if admission and admission.max_queue is not None and len(self.queue) > admission.max_queue:
-            self._refuse(time)
+        if admission and admission.max_queue is not None and len(pool.queue) > admission.max_queue:
+            self._refuse(pool, time)
 
     def is_current(self, i: int, token: int) -> bool:
         """Whether the attempt that had this token still goes on."""
@@ -188,7 +238,7 @@ class Front:
         if self.is_current(i, token):
             self.withdraw(i, self.clock.now)
             self._fail(i, TIMED_OUT, self.clock.now)
-            self.admit(self.clock.now)
+            self.admit(self.pool_of_request(i), self.clock.now)
 
     def lose(self, i: int, time: float) -> None:
         """Request i's attempt has been lost."""
@@ -219,31 +269,39 @@ class Front:
 
     # --- the front door -----------------------------------------------------------------------------------------------
 
-    def admit(self, time: float) -> None:
-        """Send on what waits at the front door, as far as there are replicas for it."""
-        while self.queue:
-            _, _, i, token = self.queue[0]
+    def admit(self, pool: Pool, time: float) -> None:
+        """Send on what waits at the front door for a pool, as far as there are replicas for it."""
+        while pool.queue:
+            _, _, i, token = pool.queue[0]
             if not self.is_current(i, token):  # its client has given up
-                heappop(self.queue)
+                heappop(pool.queue)
                 continue
-            allowed = self.pool.allowed()
+            allowed = pool.allowed()
             if allowed is not None and not allowed.any():
-                if not self.pool.ready().any():
-                    self.on_empty()
+                if not pool.ready().any():
+                    any(wake() for wake in pool.wakers)
                 return
-            heappop(self.queue)
+            heappop(pool.queue)
+            self.held_back[i] = time - self.entered[i]
             self.dispatch(i, allowed, time)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A replica gets request i."""
-        self.fleet.send(self.row[i], self.pool.choose(i, allowed), time)
+        self.deliver(i, self.row[i], self.pool_of_request(i).choose(i, allowed), time)
 
-    def _refuse(self, time: float) -> None:
+    def deliver(self, i: int, row: int, replica: int, time: float) -> None:
+        """A replica gets a row of request i, as soon as it has the adapter that it needs."""
+        if self.slots is not None and self.adapters[i]:
+            self.slots.deliver(row, self.adapters[i], replica, lambda: self.fleet.send(row, replica, self.clock.now))
+        else:
+            self.fleet.send(row, replica, time)
+
+    def _refuse(self, pool: Pool, time: float) -> None:
         """The queue is full: the least urgent request in it is refused, of equals the last."""
-        alive = [entry for entry in self.queue if self.is_current(entry[2], entry[3])]
-        self.queue[:] = sorted(alive)  # a sorted list is a heap
+        alive = [entry for entry in pool.queue if self.is_current(entry[2], entry[3])]
+        pool.queue[:] = sorted(alive)  # a sorted list is a heap
         if len(alive) > self.spec.admission.max_queue:
-            _, _, i, _ = self.queue.pop()
+            _, _, i, _ = pool.queue.pop()
             self.token[i] += 1
             self.refused.add(i)
             self._fail(i, REJECTED, time)
@@ -252,8 +310,16 @@ class Front:
         """Request i's attempt ends here and now, wherever it is."""
         row = self.row[i]
         self.token[i] += 1
+        if self.encode:
+            self.encode.withdraw(i, time)
         if self.fleet.requests["replica"][row] >= 0:
-            self.fleet.abort(row, time)
+            self.abort(row, time)
+
+    def abort(self, row: int, time: float) -> None:
+        """A row ends here and now, wherever it is."""
+        self.fleet.abort(row, time)
+        if self.slots is not None:
+            self.slots.leave(row)
 
     def fail_replica(self, replica: int, time: float) -> None:
         """A replica dies: what it was doing is lost, and tried again by clients that do."""
@@ -263,23 +329,24 @@ class Front:
             self.token[i] += 1  # nobody waits for them any more
         for i in lost:
             self.lose(i, time)
-        self.admit(time)
+        for pool in self.pools:
+            self.admit(pool, time)
 
-    def pool_of(self, replica: int) -> Pool:
-        """The pool that a replica belongs to."""
-        return self.pool
-
-    def cut(self, is_cut: bool) -> None:
-        """Nothing goes from prefill to decode replicas, or does again: see HandOver."""
-        raise NotImplementedError
+    def cut(self, is_cut: bool, for_ever: bool) -> None:
+        """The link between the pools breaks, or is whole again."""
+        self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
 
     def _finished(self, _: float, row: int, kind: int) -> None:
         i = self.owner.get(row, row)
         time = float(self.fleet.requests["last_token"][row])  # the clock may be later: the engine was busy
-        if not self.handed_over(i, row, time):
+        if self.slots is not None:
+            self.slots.leave(row)
+        if self.encode and row in self.encode.request_of:
+            self.encode.finished(i, row)
+        elif not self.handed_over(i, row, time):
             self._end(i, COMPLETED, time)
         self.drain()
-        self.admit(time)
+        self.admit(self.pool_of_request(i), time)
 
     def handed_over(self, i: int, row: int, time: float) -> bool:
         """Whether the end of this row is not the end of the request."""
@@ -287,10 +354,13 @@ class Front:
 
     def drain(self) -> None:
         """Replicas that were only to finish their requests go when they have."""
-        pool = self.pool
-        if DRAINING in pool.state:
-            for r in np.flatnonzero((pool.state == DRAINING) & (pool.router.signals.in_flight == 0)).tolist():
-                pool.become(pool.first + r, OFF, self.clock.now)
+        for pool in self.all_pools:
+            pool.drain(self.clock.now)
+
+    @property
+    def all_pools(self) -> list[Pool]:
+        """Those too that do not answer."""
+        return [*self.pools, self.encode.pool] if self.encode else self.pools
 
     # --- what is left of it -------------------------------------------------------------------------------------------
 
@@ -315,15 +385,24 @@ class Front:
 
     def columns(self) -> dict[str, np.ndarray]:
         """What requests.csv says of each request beside its record."""
-        return {"attempts": self.attempts}
+        columns = {"attempts": self.attempts, "front_door_ms": self.held_back * 1e3}
+        columns |= self.encode.columns() if self.encode else {}
+        return columns | (self.slots.columns(self.row) if self.slots else {})
 
     def route(self, end: float) -> dict[str, Any]:
         """How requests found their replicas, JSON-ready."""
-        return {"policy": self.pool.router.spec.policy}
+        figures = {"policy": self.pools[0].router.spec.policy}
+        if self.link:
+            figures["link_busy_share"] = self.link.busy / end if end > 0 else None
+        figures |= self.encode.figures() if self.encode else {}
+        return figures | (self.slots.figures() if self.slots else {})
 
     def seconds_available(self, end: float) -> np.ndarray:
         """f8[R]: how long each replica was there."""
-        return self.pool.seconds_available(end)
+        seconds = np.zeros(len(self.sites))
+        for pool in self.all_pools:
+            seconds[pool.members] = pool.seconds_available(end)
+        return seconds
 
 
 def needs_prefixes(router: RouterSpec) -> bool:

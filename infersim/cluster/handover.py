@@ -16,27 +16,37 @@ from ..spec.cluster import Cluster
 from ..workload.requests import Requests, own_text
 from .clients import Clients
 from .front import Front
-from .link import Link
 from .pool import Pool, Site
 
 
 class HandOver(Front):
-    """A front door to a prefill pool and a decode pool; `pool` is the latter."""
+    """A front door to a prefill pool and a decode pool, which answers."""
 
-    def __init__(self, spec: Cluster, fleet: Fleet, sites: list[Site], requests: Requests, clients: Clients, seed: int):
-        super().__init__(spec, fleet, sites, requests, clients, seed)
-        n, first = len(requests), spec.decode.replicas
-        self.watched = True
-        self.prefill: Pool = self.make_pool(spec.prefill.router, first, spec.prefill.replicas, spec.prefill.replicas, 0)
+    def __init__(
+        self,
+        spec: Cluster,
+        fleet: Fleet,
+        sites: list[Site],
+        requests: Requests,
+        clients: Clients,
+        seed: int,
+        adapters: list[str] | None = None,
+    ):
+        super().__init__(spec, fleet, sites, requests, clients, seed, adapters)
+        n = len(requests)
+        self.pool: Pool = self.pools[0]
+        self.prefill: Pool = self.make_pool(spec.prefill.router, list(spec.ranges[1]), 0)
         self.bytes = 0.0
         """of KV handed over"""
-        self.link = Link(self.clock, spec.transfer.bandwidth)
         columns = (requests.prompt_tokens, 1, 1, n)
         start = fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
         fleet.requests["hold"][start:] = 1
         self.prefill_row = list(range(start, start + n))
         self.owner |= {row: row - start for row in self.prefill_row}
-        self.short = (requests.prompt_tokens < spec.transfer.min_prompt_tokens).tolist()
+        self.severed = False
+        """the link is cut for ever"""
+        self.on_their_way: set[int] = set()
+        """requests whose prompt has been computed and has not arrived"""
         self.split = np.zeros(n, bool)
         """bool[n]: whether its last attempt went by a prefill replica"""
         self.computed = np.full(n, np.nan)
@@ -46,17 +56,30 @@ class HandOver(Front):
         self.received = np.full(n, np.nan)
         """f8[n]: when its KV had arrived"""
 
+    def _is_worth_it(self, i: int, allowed: np.ndarray | None) -> bool:
+        """The decider: by what the decode replica that the router would choose now would have to compute (llm-d,
+        Dynamo's conditional disaggregation)."""
+        least = self.spec.transfer.hand_over
+        if least in ("always", "never"):
+            return least == "always"
+        prompt, router = int(self.requests.prompt_tokens[i]), self.pool.router
+        return prompt >= least and prompt - router.cached(i, router.wish(i, allowed)) >= least
+
+    def rows_of(self, pool: Pool) -> np.ndarray:
+        return np.ones(len(self.requests), bool) if pool is self.prefill else super().rows_of(pool)
+
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
-        """A prefill replica gets request i, or a decode replica if its prompt is short or no prefill replica lives."""
+        """A prefill replica gets request i, or a decode replica if the decider says so or nobody can hand it over."""
         there = self.prefill.allowed()
-        self.split[i] = not (self.short[i] or (there is not None and not there.any()))
+        nobody = self.severed or (there is not None and not there.any())
+        self.split[i] = not nobody and self._is_worth_it(i, allowed)
         if not self.split[i]:
             super().dispatch(i, allowed, time)
             return
         if self.fleet.requests["replica"][self.prefill_row[i]] >= 0:
             self.prefill_row[i] = self.fleet.add_like(self.prefill_row[i])
             self.owner[self.prefill_row[i]] = i
-        self.fleet.send(self.prefill_row[i], self.prefill.choose(i, there), time)
+        self.deliver(i, self.prefill_row[i], self.prefill.choose(i, there), time)
 
     def handed_over(self, i: int, row: int, time: float) -> bool:
         if row == self.prefill_row[i]:
@@ -71,10 +94,17 @@ class HandOver(Front):
         allowed = self.pool.allowed()
         if allowed is not None and not allowed.any():
             allowed = self.pool.ready()  # what was let in is let through
-            if not allowed.any():
-                self.lose(i, clock.now)
-                return
+        if self.severed or (allowed is not None and not allowed.any()):
+            self.lose(i, clock.now)
+            return
+        self.on_their_way.add(i)
         replica = self.pool.choose(i, allowed)
+        if self.slots is not None and self.adapters[i]:  # before memory, so that nobody waits for it in a circle
+            ready = clock.event()
+            self.slots.deliver(answer, self.adapters[i], replica, ready.succeed)
+            yield ready
+            if not self.is_current(i, token):
+                return
         blocks = self.fleet.reserve(answer, replica, clock.now)
         if blocks < 0:
             room = clock.event()
@@ -87,9 +117,11 @@ class HandOver(Front):
             yield clock.at(clock.now + transfer.latency)
         yield self.link.transfer(self._bytes(i, row, blocks, replica))
         if self.is_current(i, token):
+            self.on_their_way.discard(i)
             self.received[i] = clock.now
             self.fleet.release(row, clock.now)
             self.fleet.send(answer, replica, clock.now)
+            self.prefill.drain(clock.now)
 
     def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
         """What still has to be sent: all, or with overlap what did not go while the prompt was computed."""
@@ -113,21 +145,28 @@ class HandOver(Front):
 
     def withdraw(self, i: int, time: float) -> None:
         super().withdraw(i, time)
+        self.on_their_way.discard(i)
         row = self.fleet.requests[self.prefill_row[i]]
         if row["replica"] >= 0:
             if row["status"] < COMPLETED:
-                self.fleet.abort(self.prefill_row[i], time)
+                self.abort(self.prefill_row[i], time)
             elif row["num_blocks"] > 0:
                 self.fleet.release(self.prefill_row[i], time)
-        for replica in range(self.pool.k):
+        for replica in self.pool.members:
             self._make_room(replica)
+        self.drain()
 
-    def cut(self, is_cut: bool) -> None:
-        """The link between the pools breaks, or is whole again."""
-        self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
+    def cut(self, is_cut: bool, for_ever: bool) -> None:
+        """What can never arrive is lost."""
+        super().cut(is_cut, for_ever)
+        self.severed |= for_ever
+        if for_ever:
+            for i in sorted(self.on_their_way):
+                self.lose(i, self.clock.now)
 
-    def pool_of(self, replica: int) -> Pool:
-        return self.pool if replica < self.prefill.first else self.prefill
+    @property
+    def all_pools(self) -> list[Pool]:
+        return [*super().all_pools, self.prefill]
 
     def records(self) -> np.ndarray:
         records, prefill = super().records(), self.fleet.requests[self.prefill_row]
@@ -138,10 +177,14 @@ class HandOver(Front):
         return records
 
     def columns(self) -> dict[str, np.ndarray]:
+        def of_split(values: np.ndarray) -> np.ndarray:
+            return np.where(self.split, values, np.nan)  # else of an earlier attempt
+
         return super().columns() | {
             "prefill_replica": np.where(self.split, self.fleet.requests["replica"][self.prefill_row], -1),
-            "wait_for_room_ms": (self.reserved - self.computed) * 1e3,
-            "transfer_ms": (self.received - self.reserved) * 1e3,
+            "prefilled_s": of_split(self.computed),
+            "wait_for_room_ms": of_split(self.reserved - self.computed) * 1e3,
+            "transfer_ms": of_split(self.received - self.reserved) * 1e3,
         }
 
     def route(self, end: float) -> dict:
@@ -149,15 +192,10 @@ class HandOver(Front):
             values = values[~np.isnan(values)]
             return float(values.mean()) * 1e3 if len(values) else None
 
-        return {
-            "policy": self.spec.decode.router.policy,
+        return super().route(end) | {
             "prefill_policy": self.spec.prefill.router.policy,
             "handed_over": int((~np.isnan(self.received)).sum()),
             "transfer_bytes": self.bytes,
-            "link_busy_share": self.link.busy / end if end > 0 else None,
             "mean_wait_for_room_ms": mean(self.reserved - self.computed),
             "mean_transfer_ms": mean(self.received - self.reserved),
         }
-
-    def seconds_available(self, end: float) -> np.ndarray:
-        return np.concatenate([pool.seconds_available(end) for pool in (self.pool, self.prefill)])

@@ -10,12 +10,14 @@ from .prefixes import PrefixIndex, PrefixTree
 from .signals import Signals
 
 
-def assign(policy: str, weights: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """i8[n]: the replica of each request under a static policy, as `Router.choose` would choose one by one."""
-    k = len(weights)
+def assign(policy: str, weights: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """i8[n]: the replica of each request under a static policy, as `Router.choose` would choose one by one.
+
+    weights: f8[k]; chance: f8[n], the draws of the requests.
+    """
     if policy == "round-robin":
-        return np.arange(n) % k
-    return np.searchsorted(_shares(policy, weights), draws(n, seed), side="right")
+        return np.arange(len(chance)) % len(weights)
+    return np.searchsorted(_shares(policy, weights), chance, side="right")
 
 
 def draws(n: int, seed: int) -> np.ndarray:
@@ -33,7 +35,8 @@ class Router:
     """Chooses among the replicas 0 ... k - 1 of its pool, for requests 0 ... n - 1.
 
     weights: f8[k], for weighted-random; tree: for policies that remember prefixes; sessions: of the requests;
-    block_size: i8[k], tokens; match: i4[k] of a request, tokens that each replica has cached now, as KV events tell.
+    block_size: i8[k], tokens; match: i4[k] of a request, tokens that each replica has cached now, as KV events tell;
+    adapters: of the requests.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Router:
         prompt_tokens: list[int],
         block_size: np.ndarray,
         match: Callable[[int], np.ndarray],
+        adapters: list[str] | None,
     ):
         self.spec = spec
         self.signals = signals
@@ -56,6 +60,7 @@ class Router:
         self.prompt_tokens = prompt_tokens
         self.block_size = block_size
         self.match = match
+        self.adapters = adapters
         self.k = len(weights)
         self.last = -1
         self.draws = draws(n, seed).tolist()
@@ -66,12 +71,22 @@ class Router:
 
     def choose(self, i: int, allowed: np.ndarray | None) -> int:
         """The replica for request i, of those in bool[k] (None: all). Counts it as sent there."""
-        chosen = self._choose(self, i, allowed)
+        chosen = self.wish(i, allowed)
         self.last = chosen
         self.signals.routed[chosen] += 1
         if self.index is not None:
             self.index.add(i, chosen)
         return chosen
+
+    def wish(self, i: int, allowed: np.ndarray | None) -> int:
+        """The replica that it would choose now."""
+        return self._choose(self, i, allowed)
+
+    def cached(self, i: int, replica: int) -> int:
+        """Tokens of request i's prompt that it knows, or believes, to be in a replica's cache."""
+        if self.spec.policy == "kv-aware":
+            return int(self.match(i)[replica])
+        return int(self.index.overlap(i)[replica]) if self.index is not None else 0
 
     def forget(self, replica: int) -> None:
         """A replica is gone, and its cache with it."""
@@ -83,8 +98,12 @@ class Router:
         """The allowed replica of least cost; of equals the next one after the last chosen."""
         if allowed is not None:
             cost = np.where(allowed, cost, np.inf)
-        ties = np.flatnonzero(cost == cost.min())
-        return int(ties[np.searchsorted(ties, self.last + 1) % len(ties)])
+        here = self.last + 1
+        before = int(cost[:here].argmin()) if here else 0
+        if here == self.k:
+            return before
+        after = here + int(cost[here:].argmin())
+        return after if not here or cost[after] <= cost[before] else before
 
 
 def _round_robin(router: Router, i: int, allowed: np.ndarray | None) -> int:
@@ -158,6 +177,9 @@ def _weighted(router: Router, i: int, allowed: np.ndarray | None) -> int:
         score += weights.kv_usage * (1.0 - signals.kv_usage)
     if weights.prefix:
         score += weights.prefix * router.index.overlap(i) / router.prompt_tokens[i]
+    if weights.lora_affinity and router.adapters is not None and router.adapters[i]:
+        name = router.adapters[i]
+        score += weights.lora_affinity * np.array([loaded.affinity(name) for loaded in signals.adapters])
     return router.least(-score, allowed)
 
 

@@ -13,8 +13,8 @@ from ..spec.cluster import STATIC_POLICIES, Cluster
 from ..spec.errors import InputError
 from ..workload.requests import Requests, own_text
 from .clients import Clients
-from .pool import Site
-from .routers import assign
+from .pool import Site, adapters_of, pools_of
+from .routers import assign, draws
 
 if TYPE_CHECKING:
     from .front import Front
@@ -60,11 +60,11 @@ def serve(
         if router.policy == "session" and requests.session is None:
             raise InputError(f"{name}: session needs a workload with sessions (turns, users or a trace with them)")
     policy = spec.router.policy
-    alone = k == 1 or (policy in STATIC_POLICIES and not clients.max_concurrency)
+    adapters = adapters_of(requests, sites)
+    alone = adapters is None and (k == 1 or (policy in STATIC_POLICIES and not clients.max_concurrency))
     if alone and requests.after is None and not (clients.timeout or spec.interacts):
         fleet.knobs["max_concurrency"] = clients.max_concurrency
-        weights = np.array([site.weight for site in sites])
-        replica = 0 if k == 1 else assign(policy, weights, n, seed)
+        replica = 0 if k == 1 else _assign(policy, sites, requests, seed)
         columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
         fleet.submit(replica, *columns, names=own_text(requests.request_id), segments=requests.segments)
         interrupted = _advance(fleet, last, progress)
@@ -76,13 +76,17 @@ def serve(
     from .front import Front
     from .handover import HandOver
 
-    front = (HandOver if spec.prefill else Front)(spec, fleet, sites, requests, clients, seed)
-    scaler = Autoscaler(spec.autoscaler, front) if spec.autoscaler else None
-    if scaler:
+    front = (HandOver if spec.prefill else Front)(spec, fleet, sites, requests, clients, seed, adapters)
+    scalers = [
+        Autoscaler(group.autoscaler, name, front, front.home[numbers[0]], list(numbers))
+        for name, group, numbers in zip(spec.group_names, spec.groups, spec.ranges, strict=True)
+        if group.autoscaler
+    ]
+    for scaler in scalers:
         front.clock.process(scaler.run())
     interrupted = _play(front, last, progress)
     end = max(float(fleet.replicas["now"].max()), front.end)
-    route = front.route(end) | ({"autoscaler": scaler.figures()} if scaler else {})
+    route = front.route(end) | ({"autoscalers": [s.figures() for s in scalers]} if scalers else {})
     return Served(
         front.records(),
         np.array(front.row),
@@ -93,6 +97,18 @@ def serve(
         interrupted,
         front.columns(),
     )
+
+
+def _assign(policy: str, sites: list[Site], requests: Requests, seed: int) -> np.ndarray:
+    """i8[n]: the replica of each request under a static policy, model by model."""
+    models = list(dict.fromkeys(site.model for site in sites))
+    which, chance, replica = pools_of(requests, sites), draws(len(requests), seed), np.zeros(len(requests), "i8")
+    for number, model in enumerate(models):
+        members = np.array([r for r, site in enumerate(sites) if site.model == model])
+        weights = np.array([sites[r].weight for r in members])
+        mine = which == number
+        replica[mine] = members[assign(policy, weights, chance[mine])]
+    return replica
 
 
 def _advance(fleet: Fleet, last_arrival: float, progress: Progress | None) -> bool:

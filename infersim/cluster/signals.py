@@ -1,20 +1,28 @@
 """What a router sees of the replicas: counts as they are, or as they were when the replicas last reported."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..engine.fleet import Fleet
 
+if TYPE_CHECKING:
+    from .adapters import Loaded, Slots
+
 
 class Signals:
-    """Of the replicas first ... first + k - 1 of a fleet. With `aged` everything is as of the last `report`."""
+    """Of some replicas of a fleet, `members` i8[k]. With `aged` everything is as of the last `report`."""
 
-    def __init__(self, fleet: Fleet, first: int, k: int, aged: bool):
-        ranks = int(fleet.call["ranks"][0])
-        pool, queues = slice(first, first + k), slice(first * ranks, (first + k) * ranks)
+    def __init__(self, fleet: Fleet, members: np.ndarray, aged: bool, slots: "Slots | None"):
+        k, ranks = len(members), int(fleet.call["ranks"][0])
+        together = members[-1] - members[0] == k - 1
+        pool = slice(members[0], members[0] + k) if together else members
         self._aged = aged
-        self._finished = fleet.replicas["num_finished"][pool]
-        self._waiting = fleet.schedulers["num_waiting"][queues].reshape(k, ranks)
-        self._free = fleet.schedulers["free_blocks"][queues].reshape(k, ranks)
+        self._slots, self._members = slots, members.tolist()
+        self._pool = pool
+        self._finished = fleet.replicas["num_finished"]
+        self._waiting = fleet.schedulers["num_waiting"].reshape(-1, ranks)
+        self._free = fleet.schedulers["free_blocks"].reshape(-1, ranks)
         self.blocks = (fleet.knobs["num_gpu_blocks"][pool].astype("f8") - 1) * ranks
         self.routed = np.zeros(k, "i8")
         """requests sent to each, ever: the router's own count"""
@@ -22,13 +30,24 @@ class Signals:
 
     def report(self) -> None:
         """The replicas say how they are."""
-        self._reported = (self._outstanding(), self._waiting.sum(axis=1), self._usage())
+        self._reported = (self._outstanding(), self._waits(), self._usage(), self._adapters())
 
     def _outstanding(self) -> np.ndarray:
-        return self.routed - self._finished
+        return self.routed - self._finished[self._pool]
+
+    def _waits(self) -> np.ndarray:
+        return self._waiting[self._pool].sum(axis=1)
 
     def _usage(self) -> np.ndarray:
-        return 1.0 - self._free.sum(axis=1) / self.blocks
+        return 1.0 - self._free[self._pool].sum(axis=1) / self.blocks
+
+    def _adapters(self) -> "list[Loaded]":
+        return [self._slots.loaded(replica) for replica in self._members] if self._slots else []
+
+    @property
+    def adapters(self) -> "list[Loaded]":
+        """What each replica has loaded."""
+        return self._reported[3] if self._aged else self._adapters()
 
     @property
     def in_flight(self) -> np.ndarray:
@@ -43,7 +62,7 @@ class Signals:
     @property
     def waiting(self) -> np.ndarray:
         """i8[k]: requests in a replica's waiting queue."""
-        return self._reported[1] if self._aged else self._waiting.sum(axis=1)
+        return self._reported[1] if self._aged else self._waits()
 
     @property
     def kv_usage(self) -> np.ndarray:

@@ -20,7 +20,7 @@ def attention_operators(layer: Layer, shape: Pass, count: int) -> list[Operator]
     output = linears.pop("o_proj")
     latent = linears.pop("kv_b_proj", None)
     operators = [
-        shape.gemm(linear, "other" if name.startswith("index_") else "attention", count)
+        shape.gemm(linear, "other" if name.startswith("index_") else "attention", count, fused=name == "qkv_proj")
         for name, linear in linears.items()
     ]
     kinds = {"mla": _latent, "linear": _recurrent}

@@ -5,11 +5,13 @@ elements that fit the on-chip memory of a streaming multiprocessor (the paper's 
 """
 
 import math
-from typing import Literal
 
-from infersim.spec.hardware import Hardware
+from infersim.spec.engine import AttentionKernel
+from infersim.spec.errors import InputError
+from infersim.spec.hardware import Hardware, OperatorEfficiency
 
-AttentionKernel = Literal["standard", "flash1", "flash2", "flash3"]
+from .efficiency import efficiency
+
 KERNELS: tuple[AttentionKernel, ...] = ("standard", "flash1", "flash2", "flash3")
 KEY_TILE = 64  # keys and values of a tile that flash2 and flash3 stream past their queries
 
@@ -27,6 +29,41 @@ ACHIEVED: dict[tuple[str, str], tuple[float, str]] = {
     ("flash2", "hopper"): (335e12 / 989e12, "FlashAttention-3 README, H100, forward"),
     ("flash3", "hopper"): (616e12 / 989e12, "FlashAttention-3 README, H100, forward"),
 }
+
+# The same rows by length: share of peak = share / (1 + 2 keys / tokens), within 8 % of each from 512 tokens on. The
+# share of standard attention is that of its traffic, which grows with the square as its FLOPs do.
+RATES: dict[tuple[str, str], tuple[float, float]] = {
+    ("standard", "ampere"): (0.113, 134.0),
+    ("flash1", "ampere"): (0.258, 120.0),
+    ("flash2", "ampere"): (0.620, 242.0),
+    ("standard", "hopper"): (0.037, 106.0),
+    ("flash1", "hopper"): (0.134, 10.0),
+    ("flash2", "hopper"): (0.353, 192.0),
+    ("flash3", "hopper"): (0.663, 301.0),
+}
+ALIKE = {"ampere": "ampere", "ampere-ga10x": "ampere", "ada": "ampere", "blackwell-gb202": "ampere"}
+"""generations without asynchronous matrix instructions; all others are taken for Hopper's kind"""
+
+
+def with_attention_kernel(hardware: Hardware, kernel: AttentionKernel | None) -> Hardware:
+    """The device with this kernel for prompts; None: as it is. InputError for one that the device cannot run."""
+    if kernel is None:
+        return hardware
+    alike = ALIKE.get(hardware.generation, "hopper")
+    if (kernel, alike) not in RATES:
+        raise InputError(
+            f"engine.attention_kernel: {kernel} needs Hopper's asynchronous instructions, and {hardware.name} has none;"
+            " must be standard, flash1 or flash2"
+        )
+    share, keys = RATES[kernel, alike]
+    base = efficiency(hardware, "attention_prefill", "bf16")
+    row = OperatorEfficiency(
+        bandwidth=base.bandwidth, flops=share, fixed=base.fixed, softness=base.softness, terms={"query_keys": keys},
+        provenance="published" if alike == hardware.generation else "assumed",
+        source=f"{kernel} on {alike}: {ACHIEVED[kernel, alike][1]}; bandwidth and fixed time: {base.source}",
+    )  # fmt: skip
+    others = {key: row for key, row in hardware.efficiency.items() if key.partition(".")[0] != "attention_prefill"}
+    return hardware.model_copy(update={"efficiency": {**others, "attention_prefill": row}})
 
 
 def sram_elements(hardware: Hardware, element_bytes: float = 2) -> float:

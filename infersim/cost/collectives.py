@@ -15,7 +15,7 @@ from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .correction import factor
 from .efficiency import RING_HOP, efficiency
-from .laws import all_reduce, collective_coordinates, exchange, link_bandwidth
+from .laws import PAIRED_RANKS, all_reduce, collective_coordinates, exchange, link_bandwidth
 
 ALGORITHMS = {
     "all_reduce": ("one_shot", "two_shot"),
@@ -24,7 +24,7 @@ ALGORITHMS = {
     "all_to_all": ("direct",),
     "send": ("direct",),
 }
-PHASES = {"one_shot": 1, "two_shot": 2, "ring": 2, "in_switch": 1, "direct": 1}
+PHASES = {"one_shot": 1, "two_shot": 2, "ring": 2, "in_switch": 2, "direct": 1}
 """synchronisations of all ranks; in aiconfigurator's custom_allreduce (H100, 8 GPUs, graph) the two-shot kernel, which
 vLLM takes from 256 KiB on, starts at twice the 4.6 us of the one-shot kernel"""
 
@@ -91,7 +91,9 @@ def collective(hardware: Hardware, kind: str, dtype: str, ranks: int) -> Collect
         return Collective(lambda size: _calibrated(shares, hardware, kind, local, size), outside)
     if joined(hardware, local):
         bandwidth = shares.bandwidth * hardware.link.bandwidth
-        lines = [(PHASES[name] * shares.fixed, wire_factor(kind, name, local) / bandwidth) for name in ALGORITHMS[kind]]
+        in_switch = kind == "all_reduce" and hardware.link.in_switch_reduction and local > PAIRED_RANKS
+        names = (*ALGORITHMS[kind], *(("in_switch",) if in_switch else ()))
+        lines = [(PHASES[name] * shares.fixed, wire_factor(kind, name, local) / bandwidth) for name in names]
     else:  # a ring over PCIe
         bandwidth = shares.bandwidth * (hardware.pcie_bandwidth or hardware.link.bandwidth)
         hops = 2 * (local - 2) if kind == "all_reduce" else max(local - 2, 0)

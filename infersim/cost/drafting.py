@@ -76,7 +76,7 @@ def own_bytes(
         heads = _medusa_heads(speculation)
         return heads * (h * h + h * target.vocab_size) * width / tensor, 0.0
     model = drafter(speculation, target)
-    if model is None or speculation.method == "self":
+    if model is None or speculation.method == "self" or speculation.drafter:
         return 0.0, 0.0
     if speculation.draft_tensor_parallel_size:
         parallelism, tensor = Parallelism(), 1
@@ -123,14 +123,18 @@ def compile_draft_cost(
         else:
             once = LOOK_UP_SEQUENCE[speculation.method] * np.arange(sequences)
         return DraftCost(np.zeros(tokens), once, np.zeros(sequences), none, no_passes)
-    if speculation.draft_tensor_parallel_size:
+    if speculation.draft_tensor_parallel_size or speculation.drafter:
         parallelism = Parallelism()
+    if speculation.drafter:
+        hardware = speculation.drafter.hardware or hardware
+    round_trip = 2 * speculation.drafter.latency if speculation.drafter else 0.0
     width = speculation.tree.width if speculation.tree else 1
+    verified = verification_engine(engine, speculation.num_speculative_tokens).max_num_seqs
     wide = replace(
         engine,
         worker_step_time=0.0,  # the target's pass has it
         worker_sequence_time=0.0,
-        max_num_seqs=engine.max_num_seqs * width,
+        max_num_seqs=max(engine.max_num_seqs * width, verified),  # graphs are captured for the verified tokens too
         max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs * width),
     )
     cost = compile_step_cost(model, hardware, precision, parallelism, wide)
@@ -143,7 +147,7 @@ def compile_draft_cost(
         passes = np.where(passes > 0, depth, 0)
     return DraftCost(
         first=linear[:tokens] if own_pass else np.zeros(tokens),
-        once=head[:sequences] if own_pass else np.zeros(sequences),
+        once=(head[:sequences] + round_trip * (np.arange(sequences) > 0)) if own_pass else np.zeros(sequences),
         following=following,
         attention=cost.attention,
         passes=np.maximum(passes - own_pass, 0).astype("i4"),

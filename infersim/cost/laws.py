@@ -2,8 +2,9 @@
 
     t = (fixed + serial + smooth_max(memory, compute)) x correction
 
-A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, knee, and `terms` by the names below. Arguments
-are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with them.
+A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, softness, and `terms` by the names below. Its
+arguments are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with
+them.
 """
 
 from typing import NamedTuple
@@ -34,6 +35,8 @@ TERMS = {
         "library_fixed": "seconds before the first byte where NCCL does it",
         "library_bandwidth": "share of the link's bandwidth that NCCL reaches",
         "hop": "seconds per rank beyond two where NCCL does it",
+        "switch_fixed": "seconds before the first byte where the link's switches add up",
+        "switch_bandwidth": "share of the link's bandwidth that this reaches",
     },
     "all_gather": {
         "hop": "seconds per rank beyond two",
@@ -57,16 +60,6 @@ SPLIT_ROWS = 1024
 def smooth_max(a, b, softness):
     """Time of two activities of a and b seconds: the longer at softness 0 (perfect overlap), their sum at 1 (none)."""
     return 0.5 * (a + b + np.sqrt((a - b) ** 2 + 4.0 * softness * a * b))
-
-
-def softness(knee: float) -> float:
-    """The softness that gives the same time as a p-norm of exponent `knee` where both sides are equal."""
-    return (2.0 ** (1.0 / knee) - 1.0) ** 2
-
-
-def knee(softness: float) -> float:
-    """The inverse of `softness`, at most 100."""
-    return float(min(100.0, np.log(2.0) / np.log1p(max(softness, 1e-9) ** 0.5)))
 
 
 def gemm_compute(shares: OperatorEfficiency, hardware: Hardware, peak: float, m, n, k) -> np.ndarray:
@@ -191,11 +184,17 @@ CUSTOM_BYTES = 8 * 2**20
 """messages from this size on go through NCCL (vLLM CustomAllreduce.max_size)"""
 
 
+PAIRED_RANKS = 4
+"""up to so many ranks vLLM's own kernel does all that it can; more leave the sum to the switches where that is quicker
+(SymmMemCommunicator, multimem_all_reduce: 6 and 8)"""
+
+
 def all_reduce(shares: OperatorEfficiency, hardware: Hardware, ranks, size) -> np.ndarray:
     """Seconds of summing `size` bytes over the ranks of one node, and leaving the sum on each.
 
     vLLM's own kernel: every rank reads all of the others' (one shot), or its part of theirs and then their sums (two
-    shots, two synchronisations), over links that join all, or between two devices. Else NCCL.
+    shots, two synchronisations), over links that join all, or between two devices. Else NCCL. Switches that add up send
+    each rank's data once up and its part of the sum once down, with a synchronisation before and after.
     """
     n, size = np.broadcast_arrays(np.asarray(ranks, dtype=float), np.asarray(size, dtype=float))
     link, ring = link_bandwidth(hardware, n), 2.0 * (n - 1.0) / n
@@ -204,7 +203,11 @@ def all_reduce(shares: OperatorEfficiency, hardware: Hardware, ranks, size) -> n
     terms = shares.terms
     library = terms["library_fixed"] + terms["hop"] * (n - 2.0) + ring * size / (terms["library_bandwidth"] * link)
     own = (size < CUSTOM_BYTES) & ((n <= hardware.link.domain_size) | (n == 2))
-    return np.where(own, np.minimum(one, two), library)
+    seconds = np.where(own, np.minimum(one, two), library)
+    if "switch_fixed" in terms and hardware.link.in_switch_reduction:
+        switch = terms["switch_fixed"] + (1.0 + 1.0 / n) * size / (terms["switch_bandwidth"] * link)
+        seconds = np.where(n > PAIRED_RANKS, np.minimum(seconds, switch), seconds)
+    return seconds
 
 
 def exchange(shares: OperatorEfficiency, hardware: Hardware, ranks, size) -> np.ndarray:

@@ -57,8 +57,8 @@ class KVGroup:
 
 @dataclass(frozen=True)
 class Memory:
-    """The waterfall of one GPU, in bytes: usable = weights + overhead + activation + cuda_graph + kv, up to a rest
-    smaller than a block (or what num_gpu_blocks_override leaves)."""
+    """The waterfall of one GPU, in bytes: usable = weights + adapter + overhead + activation + cuda_graph + kv, up to a
+    rest smaller than a block (or what num_gpu_blocks_override leaves)."""
 
     total_bytes: float
     usable_bytes: float
@@ -83,6 +83,8 @@ class Memory:
     layers_per_table: int
     max_concurrency: float
     """sequences of max_model_len that fit"""
+    adapter_bytes: float = 0.0
+    """slots for LoRA adapters"""
 
 
 def memory_waterfall(

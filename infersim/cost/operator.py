@@ -55,8 +55,8 @@ class Operator:
     rate: str = ""
     """dtype of the arithmetic, if it is not `dtype`"""
     shape: Mapping[str, float] = field(default_factory=dict)
-    """what its law asks for (cost/laws.py): of a matrix n, k, and quantised, the bytes of an input once it is, or 0; of
-    experts hidden, inter, quantised; of attention heads, kv_heads, head_dim"""
+    """what its law asks for (cost/laws.py): of a matrix n, k, quantised, the bytes of an input once it is, or 0, and
+    fused where another kernel does that; of experts hidden, inter, quantised; of attention heads, kv_heads, head_dim"""
     unpack: Amount = field(default_factory=dict)
     """weights that are turned back into 16 bits"""
     routing: Routing | None = None
@@ -99,10 +99,14 @@ class Pass:
         """Bytes of an activation."""
         return BYTES[self.dtype]
 
-    def gemm(self, linear: Linear, part: str, count: int, per: str = "tokens", read: float = 1.0) -> Operator:
+    def gemm(
+        self, linear: Linear, part: str, count: int, per: str = "tokens", read: float = 1.0, fused: bool = False
+    ) -> Operator:
         """One linear layer: the matrix, and where its format wants it the inputs turned into it. `read` 0: the
-        matrix is not counted (another operator reads it)."""
+        matrix is not counted (another operator reads it). `fused`: its inputs come from a norm or an activation that
+        writes them in the matrix's format (vLLM's fuse_norm_quant and fuse_act_quant, TensorRT-LLM's fused norms)."""
         kernel = self.kernels[part]
+        fused = fused and kernel.format in ("fp8", "nvfp4")
         inputs = linear.inputs * (self.width + 2 * kernel.activation_bytes)
         unpack = linear.inputs * linear.outputs if kernel.dequantised else 0
         return Operator(
@@ -111,7 +115,8 @@ class Pass:
             weights={"step": matrix_bytes(linear, kernel, self.width) * read},
             activations={per: inputs + linear.outputs * self.width},
             rate=kernel.rate,
-            shape={"n": linear.outputs, "k": linear.inputs, "quantised": kernel.activation_bytes},
+            shape={"n": linear.outputs, "k": linear.inputs, "quantised": kernel.activation_bytes,
+                   **({"fused": 1.0} if fused else {})},
             unpack={"step": unpack, per: unpack / UNPACKED_FOR} if unpack else {},
         )  # fmt: skip
 

@@ -57,9 +57,9 @@ def _layer(whole: Layer, shape: Pass, count: int) -> list[Operator]:
 def _mlp(mlp: MLP, h: int, shape: Pass, part: str, count: int) -> list[Operator]:
     up, down = mlp.linears(h)
     return [
-        shape.gemm(up, part, count),
+        shape.gemm(up, part, count, fused=True),
         shape.elementwise("activation", count, up.outputs + down.inputs),
-        shape.gemm(down, part, count),
+        shape.gemm(down, part, count, fused=True),
     ]
 
 

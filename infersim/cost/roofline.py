@@ -32,7 +32,6 @@ from .laws import (
     moe_coordinates,
     quantization,
     smooth_max,
-    softness,
 )
 from .operator import Operator, Sums, evaluate
 
@@ -59,13 +58,17 @@ def rate(hardware: Hardware, operator: Operator) -> Rate:
     """The rate of `operator` on this device."""
     shares = efficiency(hardware, operator.efficiency_class, operator.dtype)
     peak = peak_flops(hardware, operator)
+    fixed = shares.fixed
+    if "fused" in operator.shape:  # no kernel that quantises: what an FP8 matrix takes longer than a 16-bit one
+        plain, quantised = (efficiency(hardware, "gemm", dtype).fixed for dtype in ("bf16", "fp8"))
+        fixed = max(fixed - max(quantised - plain, 0.0), plain)
     return Rate(
         per_byte=1.0 / (shares.bandwidth * hardware.memory_bandwidth),
         per_flop=1.0 / (shares.flops * peak) if operator.flops else 0.0,
         # one integer instruction per lane and cycle: half of the FP32 FLOPs
         per_unpacked=UNPACK / (hardware.flops.get("fp32", peak / 16) / 2) if operator.unpack else 0.0,
-        fixed=shares.fixed,
-        softness=softness(shares.knee),
+        fixed=fixed,
+        softness=shares.softness,
         peak=peak,
         shares=shares,
         hardware=hardware,
@@ -112,7 +115,7 @@ def _law(operator: Operator, rate: Rate, sums: Sums) -> tuple:
     activations = rate.per_byte * evaluate(operator.activations, sums)
     if "tile_depth" in shares.terms and "k" in shape:
         m, n, k = sums[operator.per], shape["n"], shape["k"]
-        moved = 2.0 + shape["quantised"] if shape["quantised"] else 0.0
+        moved = 2.0 + shape["quantised"] if shape["quantised"] and "fused" not in shape else 0.0
         activations = rate.per_byte * m * (k * (shape["quantised"] or 2.0) + n * 2.0)
         compute = gemm_compute(shares, hardware, rate.peak, m, n, k)
         return activations, compute, quantization(shares, hardware, m, k, moved)
@@ -172,5 +175,5 @@ def _correction(operator: Operator, rate: Rate, sums: Sums, seconds) -> np.ndarr
 
 
 def zero_split(*shape: int) -> np.ndarray:
-    """f8[*shape, 8], by resource."""
-    return np.zeros((*shape, len(RESOURCES)))
+    """f8[*shape, 8], by resource; in memory each resource stands by itself, as `add_time` goes over them."""
+    return np.moveaxis(np.zeros((len(RESOURCES), *shape)), 0, -1)

@@ -11,16 +11,20 @@ from infersim.spec.engine import ResolvedEngine
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import Hardware
 from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
+from infersim.spec.precision import BYTES, Precision
 
 from .correction import exp2
-from .efficiency import efficiency, launch
+from .efficiency import EXPERT_KERNELS, efficiency, launch
 from .laws import attention_coordinates, smooth_max
 from .mixed import add_mixed
 from .operator import Operator
 from .operators import forward_pass
 from .roofline import PAIRS, Rate, add_time, attention_law, rate, zero_split
 from .sharding import check_modelled, pipeline_stages
+
+FUSED_BYTES = 8 * 2**20
+"""up to this size an all-reduce can add the residual and normalise on its way (vLLM's thresholds of FlashInfer's kernel
+for 8 ranks; TensorRT-LLM's RESIDUAL_RMS_NORM)"""
 
 
 def capture_sizes(engine: ResolvedEngine) -> np.ndarray:
@@ -61,7 +65,24 @@ def rising(table: np.ndarray) -> np.ndarray:
     least as much as any of them) and what those behind do (at most)."""
     total = table.sum(1)
     least, most = np.maximum.accumulate(total), np.minimum.accumulate(total[::-1])[::-1]
-    return table * (np.sqrt(least * most) / np.where(total > 0.0, total, 1.0))[:, None]
+    return np.ascontiguousarray(table * (np.sqrt(least * most) / np.where(total > 0.0, total, 1.0))[:, None])
+
+
+def launches(operator: Operator) -> int:
+    """Kernels of one operator: experts are several, and quantising a matrix's inputs is one of its own."""
+    if operator.routing:
+        return EXPERT_KERNELS
+    return 2 if operator.shape.get("quantised") and "fused" not in operator.shape else 1
+
+
+def merged(operators: list[Operator]) -> list[Operator]:
+    """The operators, equal ones of different layers as one."""
+    found: dict[str, Operator] = {}
+    for operator in operators:
+        key = repr(replace(operator, count=0))
+        count = operator.count + (found[key].count if key in found else 0)
+        found[key] = replace(operator, count=count)
+    return list(found.values())
 
 
 def sum_operators(
@@ -74,14 +95,19 @@ def sum_operators(
     linear, head = zero_split(len(tokens)), zero_split(len(sequences))
     shared = zero_split(len(tokens)) if parallelism.attention_data > 1 else None
     rows: dict[tuple[int, str], np.void] = {}
-    times = launch(hardware)
-    for operator in forward_pass(model, hardware, precision, parallelism):
+    times, kernels_in_all = launch(hardware), 0
+    for operator in merged(forward_pass(model, hardware, precision, parallelism)):
         speed = rate(hardware, operator)
         kernels = 0 if operator.message else operator.count
+        kernels_in_all += operator.count * launches(operator)
         if operator.shared:
             add_time(shared, operator, speed, {"step": 1.0, "tokens": tokens * parallelism.attention_data})
         elif operator.per == "tokens":
-            add_time(linear, operator, speed, {"step": 1.0, "tokens": tokens})
+            own = zero_split(len(tokens))
+            add_time(own, operator, speed, {"step": 1.0, "tokens": tokens})
+            if operator.name == "norm" and parallelism.tensor > 1 and engine.fuse_allreduce_rms:
+                own[tokens * model.hidden_size * BYTES[precision.activations] <= FUSED_BYTES] = 0.0
+            linear += own
         elif operator.per == "sequences":  # the head runs outside the graphs
             add_time(head, operator, speed, {"step": 1.0, "sequences": sequences})
             head[:, LAUNCH] += kernels * (times.eager - times.graph)
@@ -94,7 +120,10 @@ def sum_operators(
             f"model: {model.name} has {len(rows)} different kinds of attention; at most {MAX_ATTENTION_KINDS} are"
             " modelled"
         )
-    linear[:, HOST] += engine.worker_step_time
+    # a step outside the graphs is not shorter than its launches: the device waits for the host's
+    beside = linear.sum(-1) if shared is None else linear.sum(-1) + shared.sum(-1)
+    waits = np.maximum(engine.eager_launch_time * kernels_in_all - beside, 0.0)
+    linear[:, HOST] += np.where(captured, 0.0, waits) + engine.worker_step_time
     head[:, HOST] += engine.worker_sequence_time * sequences
     linear[0] = head[0] = 0.0
     if shared is not None:
@@ -186,6 +215,6 @@ def provenance(
     times = launch(hardware)
     hidden = {"terms", "correction", "errors"}
     rows = [(name, dtype, efficiency(hardware, name, dtype).model_dump(exclude=hidden)) for name, dtype in used]
-    outside = {"bandwidth": 1.0, "flops": 1.0, "fixed": times.eager - times.graph, "knee": 1.0}
+    outside = {"bandwidth": 1.0, "flops": 1.0, "fixed": times.eager - times.graph, "softness": 0.0}
     rows.append(("launch", "", outside | {"provenance": "published", "source": times.source}))
     return [{"operator": name, "dtype": dtype, **row} for name, dtype, row in rows]

@@ -1,12 +1,12 @@
 """All replicas of a fleet over time, one after another or in turns. Compiled; the one entry to the compiled code."""
 
 from .commands import abort, match, release, reserve
-from .njit import compiled
+from .njit import compiled, inlined
 from .replica import INFINITY, end_step, next_time, start_step
 from .state import ABORT, ADVANCE, MATCH, RELEASE, RESERVE
 
 
-@compiled
+@inlined
 def next_time_of(a, r):
     """When replica r does something next."""
     ranks = a.call[0].ranks

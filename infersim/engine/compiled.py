@@ -23,11 +23,6 @@ import llvmlite.binding as llvm
 
 from .state import Arrays
 
-SOURCES = (
-    "njit.py", "state.py", "blocks.py", "draws.py", "speculation.py", "scheduler.py", "replica.py", "commands.py",
-    "advance.py", "compiled.py",
-)  # fmt: skip
-
 
 def cache_folder() -> Path:
     """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one."""
@@ -59,8 +54,8 @@ def _temporary_folder() -> Path:
 def key() -> str:
     """Hash of the engine's sources, the compilers' versions and the processor."""
     digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update((Path(__file__).parent / name).read_bytes())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
     features = json.dumps(dict(llvm.get_host_cpu_features()), sort_keys=True)
     for part in (version("numba"), version("llvmlite"), version("numpy"), sys.version, platform.platform()):
         digest.update(part.encode())
@@ -70,6 +65,9 @@ def key() -> str:
 
 def _compile() -> tuple[bytes, dict]:
     """Object code of the engine, and its symbols: the entry, and Numba's helpers that it names and never calls."""
+    from numba.core import config
+
+    config.OPT = config._OptLevel(0)  # before anything is compiled: see _object_code
     import numba
     from numba import carray, types
     from numba.core.runtime import _nrt_python
@@ -162,13 +160,33 @@ def _compile() -> tuple[bytes, dict]:
     pointers = [types.CPointer(element) for element in elements]
     compiled = numba.cfunc(types.void(*pointers), error_model="numpy")(entry)
     helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
-    return compiled._library._get_compiled_object(), {"entry": compiled.native_name, "helpers": helpers}
+    return _object_code(compiled._library.get_llvm_str()), {"entry": compiled.native_name, "helpers": helpers}
+
+
+def _object_code(assembly: str) -> bytes:
+    """LLVM's text as this processor's object code, optimised once: Numba would do so after each function, in half of
+    all its time."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        codemodel="jitdefault",
+        jit=True,
+    )
+    module = llvm.parse_assembly(assembly)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
 
 
 def _build(folder: Path) -> tuple[bytes, dict]:
     """Compile, and leave the result in `folder` for later runs: atomically, two processes may do so at once."""
     if sys.stderr is not None:
-        print("infersim: compiling the engine (once per installation, about 10 s)", file=sys.stderr, flush=True)
+        print("infersim: compiling the engine (once per installation, about 15 s)", file=sys.stderr, flush=True)
     code, symbols = _compile()
     symbols |= {"sha256": hashlib.sha256(code).hexdigest()}
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

@@ -2,7 +2,9 @@
 
 from numba import njit
 
-# Nothing is allocated, so no reference is counted (_nrt); the few large functions with one caller are inlined, since an
-# array argument is seven words on the stack.
-compiled = njit(error_model="numpy", nogil=True, _nrt=False)
-inlined = njit(error_model="numpy", nogil=True, _nrt=False, inline="always")
+# Nothing is allocated, so no reference is counted (_nrt). Python calls the entry of compiled.py and no function besides
+# it, so none has a wrapper for Python. The few large functions with one caller are inlined, since an array argument is
+# seven words on the stack.
+OPTIONS = {"error_model": "numpy", "nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled = njit(**OPTIONS)
+inlined = njit(**OPTIONS, forceinline=True)

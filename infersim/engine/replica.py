@@ -111,20 +111,22 @@ def smooth_max(a, b, softness):
 
 
 @compiled
-def kernel_time(kv, activations, compute, softness, fixed, split):
+def kernel_time(kv, activations, compute, softness, fixed, correction, split):
     """Seconds of one kernel; adds them to split: to the side that binds it, and the fixed time to launch."""
     memory = kv + activations
-    time = smooth_max(memory, compute, softness)
+    time = correction * smooth_max(memory, compute, softness)
+    fixed *= correction
     if memory < compute:
         split[COMPUTE] += time
     elif memory > 0.0:
-        split[KV] += time * (kv / memory)
-        split[ACTIVATIONS] += time * (activations / memory)
+        share = time / memory
+        split[KV] += share * kv
+        split[ACTIVATIONS] += share * activations
     split[LAUNCH] += fixed
     return time + fixed
 
 
-@compiled
+@inlined
 def attention_time(sums, attention, num_kinds, split):
     """Seconds of attention in a step, its resources added to split; clears the sums."""
     total = 0.0
@@ -137,21 +139,21 @@ def attention_time(sums, attention, num_kinds, split):
             total += mixed
         if s.num_decodes > 0:
             c = correction(row.decode_axes, row.decode_grid, s.num_decodes, s.decode_keys / s.num_decodes)
-            kv = c * row.decode_kv * s.decode_keys
-            activations = c * row.decode_activations * (s.num_decodes + s.more_queries)
-            compute = c * row.decode_compute * (s.decode_keys + s.more_pairs)
-            total += kernel_time(kv, activations, compute, row.decode_softness, c * row.decode_fixed, split)
+            kv = row.decode_kv * s.decode_keys
+            activations = row.decode_activations * (s.num_decodes + s.more_queries)
+            compute = row.decode_compute * (s.decode_keys + s.more_pairs)
+            total += kernel_time(kv, activations, compute, row.decode_softness, row.decode_fixed, c, split)
             s.num_decodes = 0
             s.decode_keys = 0
             s.more_queries = 0
             s.more_pairs = 0
         if s.prefill_tokens > 0:
             c = correction(row.prefill_axes, row.prefill_grid, s.prefill_tokens, s.prefill_pairs / s.prefill_tokens)
-            kv = c * row.prefill_kv * s.prefill_keys
-            activations = c * row.prefill_activations * s.prefill_tokens
+            kv = row.prefill_kv * s.prefill_keys
+            activations = row.prefill_activations * s.prefill_tokens
             compute = row.prefill_compute * s.prefill_pairs + row.prefill_query * s.prefill_tokens
-            compute = c * (compute + row.prefill_tile * s.query_tiles)
-            total += kernel_time(kv, activations, compute, row.prefill_softness, c * row.prefill_fixed, split)
+            compute += row.prefill_tile * s.query_tiles
+            total += kernel_time(kv, activations, compute, row.prefill_softness, row.prefill_fixed, c, split)
             s.prefill_tokens = 0
             s.prefill_keys = 0
             s.prefill_pairs = 0
@@ -272,7 +274,7 @@ def end_step(a, r):
     call, requests, replica, knobs = a.call[0], a.requests, a.replicas[r], a.knobs[r]
     slot = replica.oldest_step
     end = a.step_end[r, slot]
-    replica.oldest_step = (slot + 1) % knobs.steps_in_flight
+    replica.oldest_step = slot + 1 if slot + 1 < knobs.steps_in_flight else 0
     replica.in_flight -= 1
     replica.blocked = 0
     if knobs.max_concurrency > 0:
@@ -342,7 +344,7 @@ def is_empty(schedulers, first, ranks):
     return True
 
 
-@compiled
+@inlined
 def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     """When this replica does something next, if nobody submits anything before: inf if never."""
     if replica.in_flight == knobs.steps_in_flight or (replica.in_flight > 0 and replica.blocked):
@@ -364,7 +366,9 @@ def start_step(a, r):
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
     join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     observe(a, r)
-    slot = (replica.oldest_step + replica.in_flight) % knobs.steps_in_flight
+    slot = replica.oldest_step + replica.in_flight
+    if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
+        slot -= knobs.steps_in_flight
     replica.blocked = 0
     num_preemptions = replica.num_preemptions
     tokens = 0

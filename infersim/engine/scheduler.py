@@ -22,6 +22,7 @@ from .state import (
     DECODES,
     DECODES_IF_NO_PREFILL,
     EVERYTHING,
+    PREFILLS,
     QUERY_TILE,
     RESERVE_MAX_MODEL_LEN,
     RESERVE_TO_COMPLETION,
@@ -266,14 +267,13 @@ def promised_blocks(requests, scheduler, knobs, running):
 
 
 @compiled
-def expected_tokens(requests, scheduler, knobs, running):
-    """Tokens that SGLang expects running requests still to generate: new_token_ratio of what they may."""
-    expected = 0.0
+def wished_tokens(requests, scheduler, knobs, running):
+    """Tokens that running requests may still generate, as SGLang counts them: it expects new_token_ratio of them."""
+    wished = 0
     for i in range(scheduler.num_running):
         request = requests[running[i]]
-        left = min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
-        expected += left * scheduler.new_token_ratio
-    return expected
+        wished += min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
+    return wished
 
 
 @compiled
@@ -433,9 +433,9 @@ def schedule(
     scheduler.num_drafting = 0
     scheduler.draft_keys = 0
     was_running = scheduler.num_running
-    expected = 0.0
+    wished = 0
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
-        expected = expected_tokens(requests, scheduler, knobs, running)
+        wished = wished_tokens(requests, scheduler, knobs, running)
     phases = knobs.order
     while phases > 0:
         phase = phases & 7
@@ -443,6 +443,7 @@ def schedule(
         if phase == ADMIT:
             if preempted or (knobs.admit_when_idle and was_running > 0):
                 continue
+            expected = wished * scheduler.new_token_ratio
             promised = 0
             if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
                 promised = promised_blocks(requests, scheduler, knobs, running)
@@ -552,6 +553,7 @@ def schedule(
                 scheduler.new_token_ratio = max(
                     scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
                 )
+        plain = only_full and phase != PREFILLS and proposed == 0
         num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
         i = 0
         while i < scheduler.num_running and budget > 0:
@@ -559,6 +561,26 @@ def schedule(
             request = requests[q]
             i += 1
             computed = request.num_computed_tokens
+            if (
+                plain
+                and computed + 1 == request.num_tokens
+                and computed + knobs.lookahead < request.slots
+                and request.num_tokens < request.max_num_tokens - placeholder
+                and request.num_drafts == 0
+                and (
+                    phase == EVERYTHING or (computed >= request.prefill_end and request.last_step != replica.num_steps)
+                )
+            ):  # what comes below, for most sequences of most steps: one token, with a block to put it in
+                num_decodes += 1
+                decode_keys += computed + 1
+                request.last_step = replica.num_steps
+                request.num_computed_tokens = computed + 1
+                request.num_tokens += placeholder
+                drafts[count] = 0
+                step[count] = q
+                count += 1
+                budget -= 1
+                continue
             if phase != EVERYTHING and (
                 (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == replica.num_steps
             ):

@@ -13,10 +13,14 @@ MILLION, HOUR = 1e6, 3600
 
 def fleet(scenario: Scenario) -> list[tuple[Hardware, int]]:
     """Each kind of accelerator, and how many of it all replicas have."""
-    return [
-        (kind.hardware or scenario.hardware, (kind.parallelism or scenario.parallelism).num_gpus * kind.replicas)
-        for kind in scenario.cluster.groups
-    ]
+    cluster, apart = scenario.cluster, scenario.speculation and scenario.speculation.drafter
+    found = []
+    for kind in cluster.groups:
+        hardware = kind.hardware or scenario.hardware
+        found.append((hardware, (kind.parallelism or scenario.parallelism).num_gpus * kind.replicas))
+        if apart and kind is not cluster.prefill and kind is not cluster.encode:
+            found.append((apart.hardware or hardware, kind.replicas))
+    return found
 
 
 def num_gpus(scenario: Scenario) -> int:

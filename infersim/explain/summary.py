@@ -13,7 +13,7 @@ from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.conservation import check_conservation
 from infersim.metrics.latency import count, measure
 from infersim.metrics.result import Result
-from infersim.metrics.tenants import compare_tenants
+from infersim.metrics.tenants import compare_models, compare_tenants
 from infersim.metrics.verdict import Verdict, combine_verdicts, judge
 
 from .binding import find_binding
@@ -50,6 +50,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "route": first.route | first.replicas.paid() | first.replicas.balance(),
         "explain": _explain(results, metrics),
         "tenants": compare_tenants(first),
+        "models": compare_models(first),
         "provenance": first.provenance,
         "assumed": _assumed(first, counts),
     }

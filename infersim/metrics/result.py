@@ -67,6 +67,9 @@ class Result:
     """what the cluster has to say of each request: attempts, hand-over"""
     tenant: np.ndarray | None = None
     """i2[n]: the tenant of each request, by its place in the workload"""
+    model: np.ndarray | None = None
+    """i4[n]: which of `models` each request asked for"""
+    models: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken"""
     warmup: float = 0.0
@@ -114,6 +117,7 @@ class Result:
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
             **({} if self.tenant is None else {"tenant": np.array(list(self.scenario.workload.tenants))[self.tenant]}),
+            **({} if self.model is None else {"model": np.array(self.models)[self.model]}),
             **self.route_columns,
             "ttft_ms": (first - sent) * 1e3,
             "tpot_ms": (last - first) * done * 1e3 / np.where(outputs > 1, outputs - 1, np.nan),

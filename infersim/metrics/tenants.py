@@ -1,4 +1,4 @@
-"""How several tenants of one cluster fare, and how fairly."""
+"""How the tenants and the models of one cluster fare, and how fairly the tenants."""
 
 from typing import Any
 
@@ -15,23 +15,33 @@ def compare_tenants(result: Result) -> dict[str, Any] | None:
     """
     if result.tenant is None:
         return None
-    names = list(result.scenario.workload.tenants)
-    figures, speeds = {}, []
+    figures = _figures(result, list(result.scenario.workload.tenants), result.tenant)
+    speeds = [row["output_tokens_per_request_s"] for row in figures.values()]
+    return {"jain_index": jain(np.array(speeds)), "by_name": figures}
+
+
+def compare_models(result: Result) -> dict[str, Any] | None:
+    """Figures by model that requests asked for; None where they named none."""
+    return None if result.model is None else _figures(result, list(result.models), result.model)
+
+
+def _figures(result: Result, names: list[str], group: np.ndarray) -> dict[str, dict[str, Any]]:
+    """By name; group: i4[n], the place of each request's name."""
+    figures = {}
     for number, name in enumerate(names):
-        mine = result.tenant == number
+        mine = group == number
         done = result.requests[mine & result.measured]
         e2el, ttft = done["last_token"] - done["sent"], done["first_token"] - done["sent"]
         seconds = float(e2el.sum())
-        speeds.append(float(done["num_output_tokens"].sum()) / seconds if seconds > 0 else 0.0)
         figures[name] = {
             "requests": int(mine.sum()),
             "completed": len(done),
-            "output_tokens_per_request_s": speeds[-1],
+            "output_tokens_per_request_s": float(done["num_output_tokens"].sum()) / seconds if seconds > 0 else 0.0,
             "mean_ttft_ms": float(ttft.mean()) * 1e3 if len(done) else None,
             "p99_ttft_ms": float(np.percentile(ttft, 99)) * 1e3 if len(done) else None,
             "mean_e2el_ms": float(e2el.mean()) * 1e3 if len(done) else None,
         }
-    return {"jain_index": jain(np.array(speeds)), "by_name": figures}
+    return figures
 
 
 def jain(values: np.ndarray) -> float | None:

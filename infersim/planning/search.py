@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def gpus(self) -> int:
-        return num_gpus(self.scenario) if self.whole else self.scenario.parallelism.num_gpus
+        return num_gpus(self.scenario) // (1 if self.whole else self.scenario.cluster.replicas)
 
     def most_replicas(self, plan: Plan) -> int:
         return 1 if self.whole else plan.max_gpus // self.gpus

@@ -50,10 +50,10 @@ def device_lines(document: dict[str, Any]) -> list[str]:
     if len(rejected) > MOST_REJECTED:
         lines.append(f"  ... and {len(rejected) - MOST_REJECTED} more in the report")
     lines += [f"note: {note}" for note in calibration["notes"]]
-    lines.append(f"{'class':24}{'bandwidth':>10}{'FLOP/s':>8}{'fixed us':>10}{'knee':>6}  errors")
+    lines.append(f"{'class':24}{'bandwidth':>10}{'FLOP/s':>8}{'fixed us':>10}{'softness':>10}  errors")
     for key, row in document["efficiency"].items():
         errors = "; ".join(f"{what} {text}" for what, text in row["errors"].items())
-        numbers = f"{row['bandwidth']:>10.3f}{row['flops']:>8.3f}{row['fixed'] * 1e6:>10.2f}{row['knee']:>6.1f}"
+        numbers = f"{row['bandwidth']:>10.3f}{row['flops']:>8.3f}{row['fixed'] * 1e6:>10.2f}{row['softness']:>10.3f}"
         lines.append(f"{key:24}{numbers}  {errors}")
     lines += [f"{what}: {text}" for what, text in calibration["errors"].items() if what != "step, all"]
     lines += [f"written {file}" for file in document["files"]]

@@ -25,10 +25,10 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}img{max-width:100%}</sty
 <h2>Roofline</h2>
 <img alt="Achieved FLOP/s against arithmetic intensity" src="data:image/png;base64,{{ roofline_plot }}">
 <h2>Efficiencies</h2>
-<table><tr><th>class</th><th>bandwidth</th><th>FLOP/s</th><th>fixed us</th><th>knee</th><th>errors</th></tr>
+<table><tr><th>class</th><th>bandwidth</th><th>FLOP/s</th><th>fixed us</th><th>softness</th><th>errors</th></tr>
 {% for key, row in efficiency.items() %}<tr><td>{{ key }}</td><td class="n">{{ "%.3f"|format(row.bandwidth) }}</td>
 <td class="n">{{ "%.3f"|format(row.flops) }}</td><td class="n">{{ "%.2f"|format(row.fixed * 1e6) }}</td>
-<td class="n">{{ "%.1f"|format(row.knee) }}</td>
+<td class="n">{{ "%.3f"|format(row.softness) }}</td>
 <td>{% for what, text in row.errors.items() %}{{ what }}: {{ text }}<br>{% endfor %}</td></tr>{% endfor %}</table>
 <h2>Rejected</h2>
 {% if rejected %}<table>{% for row in rejected %}<tr><td>{{ row.name }}</td><td>{{ row.why }}</td></tr>

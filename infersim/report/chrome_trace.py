@@ -41,17 +41,32 @@ def chrome_trace(result: Result) -> dict[str, Any]:
         row = r[i]
         name = f"request {int(result.request_ids[i])}"
         events.append({"ph": "M", "pid": REQUESTS, "tid": track, "name": "thread_name", "args": {"name": name}})
-        times = [float(row[x]) for x in ("sent", "scheduled", "first_token", "last_token")]
         args = {
             "prompt_tokens": int(row["prompt_tokens"]),
             "output_tokens": int(row["num_output_tokens"]),
             "replica": int(row["replica"]),
             "preemptions": int(row["num_preemptions"]),
         }
-        for phase, start, end in zip(("waiting", "prefill", "decode"), times, times[1:], strict=False):
+        args |= {name: column[i].item() for name, column in result.route_columns.items() if not np.isnan(column[i])}
+        for phase, start, end in _phases(row, args):
             if 0 <= start < end:
                 events.append(_span(REQUESTS, track, phase, start, end) | {"args": args})
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _phases(row: np.void, route: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """What a request went through, from its being sent to its last token: (what, start, end) in s."""
+    sent, scheduled, first, last = (float(row[x]) for x in ("sent", "scheduled", "first_token", "last_token"))
+    encoded = sent + route.get("encode_ms", 0.0) / 1e3
+    phases = [("encode", sent, encoded), ("waiting", encoded, scheduled)]
+    if {"prefilled_s", "transfer_ms"} <= route.keys() and route["prefill_replica"] >= 0:
+        room = route["prefilled_s"] + route["wait_for_room_ms"] / 1e3
+        there = room + route["transfer_ms"] / 1e3
+        phases += [("prefill", scheduled, route["prefilled_s"]), ("waiting for room", route["prefilled_s"], room)]
+        phases += [("transfer", room, there), ("first token", there, first)]
+    else:
+        phases.append(("prefill", scheduled, first))
+    return [*phases, ("decode", first, last)]
 
 
 def _span(pid: int, tid: int, name: str, start: float, end: float) -> dict[str, Any]:

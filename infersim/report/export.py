@@ -82,6 +82,9 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     if (drafts := scenario.speculation) is not None:
         config = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
         words += ["--speculative-config", json.dumps(config)]
+    if (lora := scenario.lora) is not None:
+        words += ["--enable-lora", "--max-loras", str(lora.max_loras), "--max-lora-rank", str(lora.slot_rank)]
+        words += ["--lora-modules", *(f"{name}=/adapters/{name}" for name in lora.adapters)]
     words.append(_switch("enable-chunked-prefill", engine["chunked_prefill"]))
     words.append(_switch("enable-prefix-caching", engine["enable_prefix_caching"]))
     words.append(_switch("async-scheduling", engine["async_scheduling"]))

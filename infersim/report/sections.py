@@ -250,6 +250,7 @@ def memory(named: Named) -> dict[str, Any]:
         parts = {
             "weights": memory["weights_bytes"],
             "KV cache": memory["kv_bytes"],
+            "adapters": memory["adapter_bytes"],
             "activations": memory["activation_bytes"],
             "CUDA graphs": memory["cuda_graph_bytes"],
             "other": memory["overhead_bytes"],
@@ -397,12 +398,12 @@ def what_if(named: Named) -> dict[str, Any]:
 
 def provenance(named: Named) -> dict[str, Any]:
     """Where the numbers behind the answer come from; what several runs share is said once."""
-    head = ["operator", "dtype", "bandwidth share", "FLOP share", "fixed µs", "knee", "provenance", "source"]
+    head = ["operator", "dtype", "bandwidth share", "FLOP share", "fixed µs", "softness", "provenance", "source"]
     tables, notes = {}, {}
     for name, briefing in named.items():
         answer = briefing["answer"]
         rows = [
-            [row["operator"], row["dtype"], row["bandwidth"], row["flops"], row["fixed"] * 1e6, row["knee"],
+            [row["operator"], row["dtype"], row["bandwidth"], row["flops"], row["fixed"] * 1e6, row["softness"],
              row["provenance"], row["source"]]
             for row in answer["provenance"]
         ]  # fmt: skip

@@ -10,6 +10,7 @@ WIDTH = 100
 LABEL = 11
 GIB = 2**30
 MAX_LINES = 40
+MAX_MODELS = 6
 STYLES = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m"}
 RESET = "\x1b[0m"
 
@@ -29,7 +30,8 @@ def render(document: dict[str, Any], files: list[str]) -> list[Line]:
     """The lines of the report."""
     blank = ("", "")
     lines = [*_head(document), blank, *_metrics(document), blank, *_why(document["explain"])]
-    lines += [*_cluster(document["replicas"], document["route"]), *_tenants(document["tenants"]), blank]
+    lines += [*_cluster(document["replicas"], document["route"]), *_tenants(document["tenants"])]
+    lines += [*_models(document["models"]), blank]
     lines += [*_memory(document["memory"], document["engine"]), blank]
     last = _field("written", files)
     assumed = _field("assumed", document["assumed"])
@@ -47,6 +49,10 @@ def title(document: dict) -> str:
     if scaler := scenario["cluster"].get("autoscaler"):
         copies = f" x {scaler['min']} to {scaler['max']} replicas"
     model = scenario["model"].rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+    groups = [scenario, *(scenario["cluster"].get("kinds") or ())]
+    adapters = {name for group in groups for name in (group.get("lora") or {}).get("adapters", ())}
+    if len(models := (document["models"] or {}).keys() - adapters) > 1:
+        model = f"{len(models)} models"
     gpus = f"{_gpus(scenario['parallelism'])} {scenario['hardware']['name']}{copies}"
     return f"{model} on {gpus}, {document['engine']['preset']}, {_load(scenario['workload'])}"
 
@@ -151,8 +157,6 @@ def _why(explain: dict) -> list[Line]:
 
 def _cluster(replicas: list[dict], route: dict) -> list[Line]:
     """How several replicas shared the work, least to most; hand-overs and scaling."""
-    if len(replicas) == 1:
-        return []
 
     def span(name: str, form: Callable[[Any], str]) -> str:
         values = [row[name] for row in replicas if row["available_s"]] or [0]
@@ -163,7 +167,13 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
         f"{route['policy']}: {span('requests', '{:,}'.format)} requests each, busy {span('busy_share', _percent)},"
         f" KV {span('mean_kv_usage', _percent)} used (peak {span('peak_kv_usage', _percent)})"
     )
-    lines = _field("replicas", [shares])
+    lines = _field("replicas", [shares]) if len(replicas) > 1 else []
+    if "images" in route:
+        text = (
+            f"{route['images']:,} images, {_number(route['embedding_bytes'] / 1e9)} GB:"
+            f" {_number(route['mean_encode_ms'])} ms until they had been encoded and had come over the link"
+        )
+        lines += _field("encode", [text])
     if "handed_over" in route:
         text = (
             f"{route['handed_over']:,} prompts, {_number(route['transfer_bytes'] / 1e9)} GB:"
@@ -171,14 +181,31 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
             f" {_number(route['mean_transfer_ms'])} ms on the way (link busy {_percent(route['link_busy_share'])})"
         )
         lines += _field("hand-over", [text])
-    if scaler := route.get("autoscaler"):
+    if "adapter_loads" in route:
+        text = f"{route['adapter_loads']:,} loads for {route['adapter_requests']:,} requests,"
+        lines += _field("adapters", [f"{text} which waited {_number(route['mean_adapter_wait_ms'])} ms for a slot"])
+    if scalers := route.get("autoscalers"):
         usd = f", {' to '.join(f'{x:.2f}' for x in route['usd'])} USD" if route["usd"] else ""
-        text = (
-            f"{scaler['starts']} starts of {_number(scaler['startup_s'])} s, {scaler['stops']} stops, at most"
-            f" {scaler['peak_replicas']} at once; {route['gpu_seconds'] / 3600:.3g} GPU hours{usd}"
-        )
-        lines += _field("scaling", [text])
+        parts = [
+            f"{'' if len(scalers) == 1 else scaler['group'] + ' '}{scaler['starts']} starts of"
+            f" {_number(scaler['startup_s'])} s, {scaler['stops']} stops, at most {scaler['peak_replicas']} at once"
+            for scaler in scalers
+        ]
+        lines += _field("scaling", [f"{'; '.join(parts)}; {route['gpu_seconds'] / 3600:.3g} GPU hours{usd}"])
     return lines
+
+
+def _models(models: dict | None) -> list[Line]:
+    """How requests for each model fare, those with most first."""
+    if models is None:
+        return []
+    ranked = sorted(models.items(), key=lambda item: -item[1]["requests"])
+    parts = [
+        f"{name} {row['requests']:,}: {_number(row['mean_ttft_ms'])} / {_number(row['p99_ttft_ms'])}"
+        for name, row in ranked[:MAX_MODELS]
+    ]
+    more = f", and {len(ranked) - MAX_MODELS} more" if len(ranked) > MAX_MODELS else ""
+    return _field("models", [f"requests, mean / p99 ttft in ms: {', '.join(parts)}{more}"])
 
 
 def _tenants(tenants: dict | None) -> list[Line]:
@@ -198,6 +225,7 @@ def _memory(memory: dict, engine: dict) -> list[Line]:
         f"{name} {memory[key] / GIB:.2f}"
         for name, key in (
             ("weights", "weights_bytes"),
+            ("adapters", "adapter_bytes"),
             ("activations", "activation_bytes"),
             ("graphs", "cuda_graph_bytes"),
             ("other", "overhead_bytes"),

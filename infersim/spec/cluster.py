@@ -1,12 +1,14 @@
 """Several replicas behind one front door."""
 
+from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_serializer, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_serializer, model_validator
 
 from .base import Description
 from .engine import Engine
 from .hardware import Hardware
+from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
 from .units import BytesPerSecond, Count, CountOrZero, Number, Seconds, Share
@@ -40,10 +42,13 @@ class Scorers(Description):
     """fewest requests in the replica"""
     prefix: Number = 3.0
     """largest share of the prompt that the router believes to be cached there"""
+    lora_affinity: Number = 1.0
+    """of requests for an adapter: 1 where it is loaded, 0.8 where a slot is free, 0.6 where others wait for it, else 0
+    (Gateway API Inference Extension's lora-affinity-scorer)"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not any((self.queue, self.kv_usage, self.outstanding, self.prefix)):
+        if not any((self.queue, self.kv_usage, self.outstanding, self.prefix, self.lora_affinity)):
             raise ValueError("at least one weight must be above 0")
         return self
 
@@ -53,7 +58,7 @@ class Router(Description):
 
     policy: Policy = "round-robin"
     signal_age: Seconds = 0.0
-    """replicas report this often, and are seen as they last reported; 0: as they are"""
+    """replicas report this often, and are seen as they last reported; 0: as they are (kv-aware's KV events always)"""
     scorers: Scorers = Scorers()
     """of policy weighted (defaults: Gateway API Inference Extension, which llm-d builds on)"""
     overlap_weight: Number = 1.0
@@ -81,51 +86,6 @@ def _named(value: Any) -> Any:
 RouterOrPolicy = Annotated[Router, BeforeValidator(_named, json_schema_input_type=str | Router)]
 
 
-class Kind(Description):
-    """Some replicas that are alike; what is left out is the scenario's own."""
-
-    replicas: Replicas = 1
-    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    hardware: Hardware | None = None
-    parallelism: Parallelism | None = None
-    precision: Precision | None = None
-    engine: Engine | None = None
-    weight: Annotated[Number, Field(gt=0)] = 1.0
-    """of router weighted-random"""
-
-    @model_serializer(mode="wrap")
-    def _short(self, write: Any) -> dict:
-        return {key: value for key, value in write(self).items() if value is not None}
-
-
-class Pool(Kind):
-    """The replicas that do one half of the work, and the router in front of them."""
-
-    router: RouterOrPolicy = Router(policy="least-outstanding")
-
-
-class Transfer(Description):
-    """The link over which prompts' KV goes from prefill to decode replicas; transfers at one time share it evenly."""
-
-    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
-    """of the whole link"""
-    latency: Seconds = 0.0
-    """before the first byte"""
-    overlap: Literal["none", "layers"] = "none"
-    """layers: each layer's KV is sent while the next are computed, so that most of it is there when prefill ends"""
-    min_prompt_tokens: CountOrZero = 0
-    """shorter prompts are prefilled where they decode"""
-
-
-class Admission(Description):
-    """The front door holds requests back while every replica has enough of them."""
-
-    max_outstanding: Count
-    """requests in a replica: more wait at the front door, the tenant with the lowest priority number first"""
-    max_queue: CountOrZero | None = None
-    """requests waiting at the front door: of more the least urgent is refused; default: any number"""
-
-
 class Startup(Description):
     """What a new replica needs before it serves."""
 
@@ -141,9 +101,10 @@ class Autoscaler(Description):
     """Starts and stops replicas so that a figure of each stays near its target, as Kubernetes' HPA does:
     wanted = ceil(ready x figure / target), unless that is within 10 % of what there is."""
 
-    policy: Literal["outstanding", "queue", "kv_usage", "utilization", "ttft", "predictive"] = "outstanding"
+    policy: Literal["outstanding", "queue", "kv_usage", "utilization", "ttft", "tpot", "predictive"] = "outstanding"
     """figure of one replica: requests in it, requests waiting, share of KV blocks held, share of time busy, mean TTFT
-    (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be ready"""
+    or TPOT (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be
+    ready. What waits at the front door counts evenly for all replicas behind it"""
     target: Annotated[Number, Field(gt=0)]
     """what that figure should be"""
     min: CountOrZero = 1
@@ -162,19 +123,128 @@ class Autoscaler(Description):
         return self
 
 
+class Group(Description):
+    """Some replicas that are alike; what is left out is the scenario's own."""
+
+    replicas: Replicas = 1
+    hardware: Hardware | None = None
+    weight: Annotated[Number, Field(gt=0)] = 1.0
+    """of router weighted-random"""
+    autoscaler: Autoscaler | None = None
+    """of these replicas; begins with `replicas`"""
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be at one time."""
+        return self.autoscaler.max if self.autoscaler else self.replicas
+
+    @model_serializer(mode="wrap")
+    def _short(self, write: Any) -> dict:
+        return {key: value for key, value in write(self).items() if value is not None}
+
+
+class Kind(Group):
+    """Some replicas that are alike; what is left out is the scenario's own."""
+
+    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    served_model_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """what requests call the model (vLLM's option); default: its own name"""
+    parallelism: Parallelism | None = None
+    precision: Precision | None = None
+    engine: Engine | None = None
+    lora: Lora | None = None
+
+
+class Pool(Kind):
+    """The replicas that do one half of the work, and the router in front of them."""
+
+    router: RouterOrPolicy = Router(policy="least-outstanding")
+
+
+class Encoder(Description):
+    """A vision transformer in bf16 (names of Hugging Face's vision_config); every patch of an image sees all others."""
+
+    hidden_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    intermediate_size: Count
+    gated: bool = False
+    """whether its MLPs have three matrices"""
+    patches_per_token: Count = 1
+    """patches that become one token of the prompt: spatial_merge_size squared"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"num_attention_heads must divide hidden_size (got {self.num_attention_heads})")
+        return self
+
+
+class EncodePool(Group):
+    """Replicas of one GPU that turn the images of prompts into embeddings; numbered last, and not among `replicas`."""
+
+    encoder: Encoder
+    router: RouterOrPolicy = Router(policy="least-outstanding")
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism()
+
+
+HandOver = Annotated[
+    Annotated[Literal["always", "never"], Tag("Word")] | Annotated[CountOrZero, Tag("Tokens")],
+    Discriminator(lambda value: "Word" if isinstance(value, str) else "Tokens"),
+]
+
+
+class Transfer(Description):
+    """The link over which KV goes from prefill to decode replicas, and embeddings go from encode replicas; transfers at
+    one time share it evenly."""
+
+    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    """of the whole link"""
+    latency: Seconds = 0.0
+    """before the first byte"""
+    overlap: Literal["none", "layers"] = "none"
+    """layers: each layer's KV is sent while the next are computed, so that most of it is there when prefill ends"""
+    hand_over: HandOver = "always"
+    """which prompts are computed by a prefill replica: always, never, or those of which the decode replica would have
+    to compute at least so many tokens, as far as its router knows what it has cached (policies prefix-aware, kv-aware
+    and weighted; with others nothing counts as cached)"""
+
+
+class Admission(Description):
+    """The front door holds requests back while every replica has enough of them."""
+
+    max_outstanding: Count
+    """requests in a replica: more wait at the front door, the tenant with the lowest priority number first"""
+    max_queue: CountOrZero | None = None
+    """requests waiting at the front door for a model: of more the least urgent is refused; default: any number"""
+
+
 class Failure(Description):
-    """Something breaks at `at`, and is whole again after `duration`."""
+    """Something breaks, at a stated time or by chance, and is whole again after `duration`."""
 
     kind: Literal["crash", "slow", "partition"] = "crash"
     """crash: a replica loses its requests and its memory; slow: its steps take `factor` times as long; partition:
-    nothing goes from prefill to decode"""
-    replica: CountOrZero = 0
-    """its number, from 0; decode replicas come before prefill replicas"""
-    at: Seconds
+    nothing goes over the `transfer` link"""
+    replica: CountOrZero | None = None
+    """its number, from 0; decode replicas come before prefill, and these before encode replicas; default: 0, by chance
+    every one"""
+    at: Seconds | None = None
     """from the start of the run"""
+    mean_time_between: Annotated[Seconds, Field(gt=0)] | None = None
+    """instead of `at`: from being whole to the next time, exponential, of each replica by itself; `duration` is then
+    the mean time to repair, exponential too"""
     duration: Annotated[Seconds, Field(gt=0)] | None = None
     """default: for ever"""
     factor: Annotated[Number, Field(ge=1, le=1e6)] = 2.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.at is None) == (self.mean_time_between is None):
+            raise ValueError("must have at or mean_time_between, and not both")
+        return self
 
 
 class Cluster(Description):
@@ -187,8 +257,10 @@ class Cluster(Description):
     """replicas that only compute prompts, and hand their KV over"""
     decode: Pool | None = None
     """replicas that generate; they are numbered first"""
+    encode: EncodePool | None = None
+    """replicas that encode images; without them images are not modelled"""
     transfer: Transfer | None = None
-    """the link between the two"""
+    """the link between them"""
     router: RouterOrPolicy = Router()
     """a policy, or a mapping with its settings"""
     admission: Admission | None = None
@@ -213,27 +285,33 @@ class Cluster(Description):
     @model_validator(mode="after")
     def _check(self) -> Self:
         groups = self.groups
-        if (total := sum(group.replicas for group in groups)) != self.replicas:
+        if (total := sum(group.replicas for group in groups if group is not self.encode)) != self.replicas:
             name = "kinds" if self.kinds else "prefill and decode"
             raise ValueError(f"{name} have {total} replicas and replicas is {self.replicas}; leave replicas out")
-        pools = {"prefill": self.prefill, "decode": self.decode, "transfer": self.transfer}
-        missing = [name for name, value in pools.items() if value is None]
-        if 0 < len(missing) < 3:
-            raise ValueError(f"{missing[0]}: missing; prefill, decode and transfer go together")
+        if (self.prefill is None) != (self.decode is None):
+            name = "decode" if self.prefill else "prefill"
+            raise ValueError(f"{name}: missing; prefill, decode and transfer go together")
+        if (self.prefill or self.encode) and not self.transfer:
+            raise ValueError("transfer: missing; prefill, decode and encode need it")
+        if self.transfer and not (self.prefill or self.encode):
+            raise ValueError("transfer: is for prefill and decode, or for encode; give them or remove it")
         if self.prefill and self.kinds:
             raise ValueError("kinds: must not be given with prefill and decode, which are kinds themselves")
         if self.prefill and self.router != Router():
             raise ValueError("router: each pool has its own; give prefill.router and decode.router")
-        if self.prefill and self.autoscaler:
-            raise ValueError("autoscaler: cannot scale prefill and decode pools yet; remove it or the pools")
-        if self.autoscaler and self.kinds:
-            raise ValueError("autoscaler: needs replicas that are all alike; remove kinds")
-        if self.autoscaler and not self.autoscaler.min <= self.replicas <= self.autoscaler.max:
-            raise ValueError(f"replicas: must lie between autoscaler.min and autoscaler.max (got {self.replicas})")
+        if self.autoscaler and (self.kinds or self.prefill):
+            raise ValueError(f"autoscaler: each group has its own; give {self.group_names[0]}.autoscaler")
+        for name, group in zip(self.group_names, groups, strict=True):
+            if (scaler := group.autoscaler) and not scaler.min <= group.replicas <= scaler.max:
+                where = name if name == "replicas" else f"{name}.replicas"
+                raise ValueError(f"{where}: must lie between autoscaler.min and autoscaler.max (got {group.replicas})")
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode), ("encode", self.encode)):
+            if pool and pool.autoscaler and not pool.autoscaler.min:
+                raise ValueError(f"{name}.autoscaler.min: must be at least 1: what was computed must go somewhere")
         for number, failure in enumerate(self.failures):
-            if failure.kind == "partition" and not self.prefill:
-                raise ValueError(f"failures.{number}: a partition needs prefill and decode pools")
-            if failure.replica >= self.most:
+            if failure.kind == "partition" and not self.transfer:
+                raise ValueError(f"failures.{number}: a partition needs pools with a transfer link between them")
+            if failure.replica is not None and failure.replica >= self.most:
                 raise ValueError(
                     f"failures.{number}.replica: must be below {self.most}, the replicas are numbered from 0"
                     f" (got {failure.replica})"
@@ -241,28 +319,45 @@ class Cluster(Description):
         return self
 
     @property
-    def groups(self) -> list[Kind]:
+    def groups(self) -> list[Kind | EncodePool]:
         """The replicas in the order of their numbers."""
         if self.prefill and self.decode:
-            return [self.decode, self.prefill]
-        return self.kinds or [Kind(replicas=self.replicas)]
+            groups = [self.decode, self.prefill]
+        else:
+            groups = self.kinds or [Kind(replicas=self.replicas, autoscaler=self.autoscaler)]
+        return [*groups, self.encode] if self.encode else groups
 
     @property
     def routers(self) -> dict[str, Router]:
         """Every router by its key."""
-        if self.prefill and self.decode:
-            return {"cluster.prefill.router": self.prefill.router, "cluster.decode.router": self.decode.router}
-        return {"cluster.router": self.router}
+        pools = {"decode": self.decode, "prefill": self.prefill, "encode": self.encode}
+        routers = {f"cluster.{name}.router": pool.router for name, pool in pools.items() if pool}
+        return routers if self.prefill else {"cluster.router": self.router} | routers
 
     @property
     def interacts(self) -> bool:
         """Whether replicas have to do with one another, whatever the router."""
-        return bool(self.prefill or self.admission or self.autoscaler or self.failures)
+        scaled = any(group.autoscaler for group in self.groups)
+        return bool(self.prefill or self.encode or self.admission or scaled or self.failures)
 
     @property
     def most(self) -> int:
         """Replicas that there may be at one time."""
-        return self.autoscaler.max if self.autoscaler else self.replicas
+        return sum(group.most for group in self.groups)
+
+    @property
+    def ranges(self) -> list[range]:
+        """The numbers of each group's replicas, those included that its autoscaler may start."""
+        ends = list(accumulate(group.most for group in self.groups))
+        return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+    @property
+    def group_names(self) -> list[str]:
+        """The keys of `groups`."""
+        names = [f"kinds.{number}" for number in range(len(self.kinds))] if self.kinds else ["replicas"]
+        if self.prefill and self.decode:
+            names = ["decode", "prefill"]
+        return [*names, "encode"] if self.encode else names
 
     @model_serializer(mode="wrap")
     def _short(self, write: Any) -> dict:

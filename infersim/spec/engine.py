@@ -13,6 +13,13 @@ from .units import Count, CountOrZero, Number, Seconds, Share, short
 GIB = 2.0**30
 INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
 HostTime = Annotated[Seconds, Field(le=3600)]
+AttentionKernel = Literal["standard", "flash1", "flash2", "flash3"]
+
+
+LAUNCHES = (
+    "; launches outside CUDA graphs: Splitwise (arXiv:2311.18677), H100, prompts of 128 and 256 tokens of Llama-2-70B"
+    " under vLLM 0.2 take 48 to 58 ms on 2, 4 and 8 GPUs alike, for 970 kernels"
+)
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,15 @@ class EnginePreset:
     """seconds per step in which the device waits for its worker even under async scheduling (inputs, sampling)"""
     worker_sequence_time: float = 0.0
     """seconds per sequence in a step, likewise"""
+    fuse_allreduce_rms: bool = False
+    """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too"""
+    eager_launch_time: float = 50e-6
+    """CPU seconds to launch a kernel outside CUDA graphs, Python and all: no such step is shorter than its launches"""
     host_source: str = (
         "assumed; between Scheduler.update_from_output alone (1.1 us per sequence, vLLM pull request 46112) and a"
         " whole 0.27.1 engine loop without a GPU (541 us per step, 12.7 us per running request, simllm pull request"
         " 204, which calls its own values unstable); request time: HTTP, tokenizer, one hop between processes"
+        + LAUNCHES
     )
 
 
@@ -102,9 +114,18 @@ TRTLLM: dict[str, Any] = {
     **OVERLAPPED,
     "batch_defaults": ((0.0, 8192, 2048),),
     "host_step_time": 0.3e-3,
+    "host_sequence_time": 29e-6,
+    "worker_step_time": 0.58e-3,
+    "host_source": (
+        "step time assumed; sequence time published: 45.1 ms per iteration of 1,536 requests, gpt-oss-120b on GB200"
+        " (TensorRT-LLM pull request 10273); worker's: 0.58 ms per iteration of 64 requests in which the device idles"
+        " although schedules overlap, Llama-3.1-8B on B200 (issue 13957)"
+        + LAUNCHES
+    ),
     "order": "decodes-first",
     "late_hits": "wait",
     "chunked_prefill": False,
+    "fuse_allreduce_rms": True,
     "block_size": 32,
     "source": "TensorRT-LLM 1.0: batch_manager/capacityScheduler.cpp, microBatchScheduler.cpp, llmapi/llm_args.py",
 }
@@ -321,6 +342,12 @@ class Engine(Description):
     """time per step in which the device waits for its worker even under async scheduling"""
     worker_sequence_time: Seconds | None = None
     """the same per sequence in a step"""
+    eager_launch_time: HostTime | None = None
+    """CPU time to launch a kernel outside CUDA graphs; no such step is shorter than its launches"""
+    fuse_allreduce_rms: bool | None = None
+    """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too (vLLM's compilation pass)"""
+    attention_kernel: AttentionKernel | None = None
+    """of prompts, at its published rate; default: the one that was measured on the device"""
 
 
 @dataclass(frozen=True)
@@ -358,13 +385,16 @@ class ResolvedEngine:
     host_request_time: float
     worker_step_time: float
     worker_sequence_time: float
+    eager_launch_time: float
+    fuse_allreduce_rms: bool
+    attention_kernel: str | None
     origin: dict[str, str]
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 
 
 SAME_NAME = ("block_size", "gpu_memory_utilization", "long_prefill_token_threshold", "watermark", "async_scheduling",
              "enable_prefix_caching", "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
-             "worker_sequence_time")  # fmt: skip
+             "worker_sequence_time", "eager_launch_time", "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
                "reserve", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
@@ -386,6 +416,7 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
         choose(knob, getattr(engine, knob), getattr(preset, knob), "preset default")
     choose("chunked_prefill", engine.enable_chunked_prefill, preset.chunked_prefill, "preset default")
     choose("reserve_full_isl", engine.scheduler_reserve_full_isl, preset.reserve_full_isl, "preset default")
+    choose("attention_kernel", engine.attention_kernel, None, "as measured on the device")
     choose("num_gpu_blocks_override", engine.num_gpu_blocks_override, None, "none: from the memory")
     choose("max_model_len", engine.max_model_len, model_max_len, "model")
 

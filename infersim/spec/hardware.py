@@ -3,7 +3,7 @@
 import math
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -67,7 +67,8 @@ def _read(values: str) -> tuple[int, str | None]:
 class OperatorEfficiency(Description):
     """How near one class of operator comes to the datasheet: t = fixed + smooth_max(t_mem, t_flop).
 
-    t_mem = bytes / (bandwidth * memory bandwidth), t_flop = FLOPs / (flops * peak).
+    t_mem = bytes / (bandwidth * memory bandwidth), t_flop = FLOPs / (flops * peak), and
+    smooth_max(a, b) = (a + b + sqrt((a - b)^2 + 4 softness a b)) / 2.
     """
 
     bandwidth: Share
@@ -76,8 +77,8 @@ class OperatorEfficiency(Description):
     """share of the dense FLOP/s that is reached, in (0, 1]"""
     fixed: Seconds
     """seconds per operator that no byte or FLOP explains"""
-    knee: Annotated[Number, Field(ge=1, le=100)]
-    """exponent of the smooth maximum; larger is sharper"""
+    softness: Annotated[Number, Field(le=1)]
+    """of the smooth maximum: 0 is the longer of the two times, 1 their sum"""
     provenance: Provenance
     source: str
     terms: dict[str, Number] = Field(default_factory=dict)
@@ -95,6 +96,8 @@ class Link(Description):
     """bytes per second in one direction, per accelerator, all links together"""
     domain_size: Count
     """accelerators that it joins; 1 if there is no link but PCIe"""
+    in_switch_reduction: bool = False
+    """its switches add up what devices send each other (NVLink SHARP, from NVLink4's switches on)"""
 
 
 class Price(Description):
@@ -119,13 +122,16 @@ class LaunchTime(Description):
     source: str
 
 
+Stack = Literal["torch", "vllm", "sglang", "trtllm"]
+
+
 class Calibration(Description):
     """Where a measured profile comes from. Its efficiencies hold for the kernels of one software stack."""
 
     device: str
     """as the driver names it"""
     driver: str
-    stack: Literal["torch", "vllm", "sglang", "trtllm"]
+    stack: Stack
     version: str
     """of the stack"""
     date: str
@@ -160,7 +166,8 @@ class Hardware(Description):
     tdp: Watts | None = None
     price: Price | None = None
     efficiency: dict[str, OperatorEfficiency] = Field(default_factory=dict)
-    """by operator class, or class.dtype: of matrices the format of their weights, else that of the elements"""
+    """by operator class, or class.dtype: of matrices the format of their weights, else that of the elements; with
+    @trtllm or another engine's name behind for a kernel of its own"""
     launch: LaunchTime | None = None
     """default: published figures of the nearest device"""
     calibration: Calibration | None = None
@@ -173,7 +180,10 @@ class Hardware(Description):
         if not {"bf16", "fp16"} & self.flops.keys():
             problems.append("flops must give bf16 or fp16")
         for key in self.efficiency:
-            operator, _, dtype = key.partition(".")
+            name, at, stack = key.partition("@")
+            operator, _, dtype = name.partition(".")
+            if at and stack not in get_args(Stack):
+                problems.append(f"efficiency.{key[:40]} names no engine" + near(stack, list(get_args(Stack))))
             if operator not in OPERATOR_CLASSES:
                 problems.append(f"efficiency.{key[:40]} is no operator class" + near(operator, list(OPERATOR_CLASSES)))
             elif dtype and dtype not in (*DTYPES, *FORMATS):
@@ -181,6 +191,12 @@ class Hardware(Description):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+def with_kernels_of(hardware: Hardware, stack: str) -> Hardware:
+    """The device as this engine uses it: with its own kernels where the profile has any."""
+    own = {key.partition("@")[0]: row for key, row in hardware.efficiency.items() if key.endswith(f"@{stack}")}
+    return hardware.model_copy(update={"efficiency": {**hardware.efficiency, **own}}) if own else hardware
 
 
 def load_hardware(name_or_path: str | Path, near_file: Path | None = None, where: str = "") -> Hardware:

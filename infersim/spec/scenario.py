@@ -12,6 +12,7 @@ from .early_exit import EarlyExit
 from .engine import Engine
 from .errors import InputError
 from .hardware import Hardware, load_hardware
+from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
 from .resources import exists, find, load_yaml, parse_yaml
@@ -55,6 +56,8 @@ class Scenario(Description):
     cluster: Cluster = Cluster()
     speculation: Speculation | None = None
     """drafts that the model verifies; null: none"""
+    lora: Lora | None = None
+    """adapters beside the model; null: none"""
     early_exit: EarlyExit | None = None
     """where tokens may leave the layers; approximate; null: nowhere"""
     simulation: Simulation = Simulation()
@@ -109,12 +112,14 @@ def build_scenario(
     if isinstance(data.get("workload"), dict):
         data["workload"] = _anchored(data["workload"], near_file)
     if isinstance(data.get("speculation"), dict):
-        data["speculation"] = _speculation(data["speculation"], near_file)
+        data["speculation"] = _speculation(data["speculation"], where, near_file, problems)
     if isinstance(data.get("cluster"), dict):
         data["cluster"] = _load_kinds(data["cluster"], where, near_file, problems)
     # what could not be loaded is still a name, and has its own message already
     unloaded = tuple(f"{where}: {key}:" for key in ("hardware", "workload") if isinstance(data.get(key), str))
-    unloaded += tuple(line[: line.index("hardware:") + 9] for line in problems if ": cluster." in line)
+    unloaded += tuple(
+        line[: line.index("hardware:") + 9] for line in problems if ": cluster." in line or ": speculation." in line
+    )
     try:
         scenario = Scenario.validate(data, where)
     except InputError as error:
@@ -160,18 +165,24 @@ def _load_kinds(cluster: dict, where: str, near_file: Path | None, problems: lis
         kind = dict(kind)
         if "model" in kind:
             kind["model"] = _beside(kind["model"], near_file)
-        if isinstance(kind.get("hardware"), str):
-            at = f"{where}: cluster.{path}.hardware"
-            _collect(
-                problems,
-                lambda: kind.update(hardware=load_hardware(kind["hardware"], near_file, at).model_dump(mode="json")),
-            )
-        return kind
+        return _with_hardware(kind, f"{where}: cluster.{path}.hardware", near_file, problems)
 
     if isinstance(cluster.get("kinds"), list):
         cluster["kinds"] = [loaded(kind, f"kinds.{i}") for i, kind in enumerate(cluster["kinds"])]
-    cluster |= {name: loaded(cluster[name], name) for name in ("prefill", "decode") if name in cluster}
+    cluster |= {name: loaded(cluster[name], name) for name in ("prefill", "decode", "encode") if name in cluster}
     return cluster
+
+
+def _with_hardware(section: dict, where: str, near_file: Path | None, problems: list[str]) -> dict:
+    """The section with its hardware read by name."""
+    found = dict(section)
+    if isinstance(section.get("hardware"), str):
+        name = section["hardware"]
+        _collect(
+            problems,
+            lambda: found.update(hardware=load_hardware(name, near_file, where).model_dump(mode="json")),
+        )
+    return found
 
 
 def _load_hardware(name: str, where: str, near_file: Path | None) -> dict:
@@ -194,11 +205,14 @@ def _anchored(section: dict, file: Path | None) -> dict:
     return {key: _beside(value, file) if key == "trace" else value for key, value in section.items()}
 
 
-def _speculation(speculation: dict, file: Path | None) -> dict:
+def _speculation(speculation: dict, where: str, file: Path | None, problems: list[str]) -> dict:
     """The same with its draft model and its acceptance trace as seen from the folder of `file`."""
     result = {key: _beside(value, file) if key == "model" else value for key, value in speculation.items()}
     if isinstance(result.get("acceptance"), dict):
         result["acceptance"] = _anchored(result["acceptance"], file)
+    if isinstance(result.get("drafter"), dict):
+        at = f"{where}: speculation.drafter.hardware"
+        result["drafter"] = _with_hardware(result["drafter"], at, file, problems)
     return result
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import Description
+from .hardware import Hardware
+from .units import Seconds
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Drafts = Annotated[int, Field(ge=1, le=64)]
@@ -66,6 +68,15 @@ class Tree(Description):
     width: Annotated[int, Field(ge=1, le=64)]
 
 
+class Drafter(Description):
+    """A GPU that drafts for one replica over a link, instead of that replica's own."""
+
+    latency: Seconds
+    """one way: a step takes two more, for the tokens that were accepted and for the next drafts (ids: some bytes)"""
+    hardware: Hardware | None = None
+    """default: the replica's"""
+
+
 Method = Literal["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix", "self"]
 
 
@@ -82,6 +93,8 @@ class Speculation(Description):
     """catalogue name or path of the draft model, for method draft_model"""
     draft_tensor_parallel_size: Literal[1] | None = None
     """1: every rank drafts on its own; default: as the target"""
+    drafter: Drafter | None = None
+    """a GPU of its own for the draft model, beside each replica that generates; default: the replica's GPUs draft"""
     exit_layer: Annotated[int, Field(ge=1)] | None = None
     """layers of the target that draft, for method self (LayerSkip)"""
     tree: Tree | None = None
@@ -100,6 +113,8 @@ class Speculation(Description):
         for key, method in (("model", "draft_model"), ("exit_layer", "self")):
             if (getattr(self, key) is None) == (self.method == method):
                 raise ValueError(f"{key} must be given for method {method} and for no other (method {self.method})")
+        if self.drafter and (self.method != "draft_model" or self.draft_tensor_parallel_size):
+            raise ValueError("drafter: only a draft_model, on one GPU, drafts apart from the model; must be null")
         if self.tree is not None:
             if self.method not in ("eagle", "eagle3", "medusa"):
                 raise ValueError(f"tree: only eagle, eagle3 and medusa draft trees (method {self.method})")

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from .base import Description
-from .units import Count, CountOrZero, Number, Seconds, parse_quantity, short
+from .units import Count, CountOrZero, Number, Seconds, Share, parse_quantity, short
 
 Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
@@ -152,6 +152,16 @@ class Spike(Description):
     factor: Annotated[Number, Field(ge=1e-6, le=1e6)]
 
 
+class Images(Description):
+    """Images in prompts (video frames and audio alike): an encoder makes tokens of them, which come beside the text."""
+
+    tokens: Tokens
+    """of the prompt, for each image; they add to input_tokens, or to the trace's prompts"""
+    per_request: LengthOrTokens = 1
+    share: Share = 1.0
+    """of the requests: those that have any"""
+
+
 class Tenant(Description):
     """One customer of several."""
 
@@ -218,6 +228,13 @@ class Workload(Description):
     """mean time from an answer to the next request of its session or user (exponential): reading, typing, a tool"""
     tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
     """who sends the requests, by name; sessions stay with theirs"""
+    models: Annotated[dict[str, Annotated[Number, Field(gt=0)]], Field(min_length=1)] | None = None
+    """which models the requests ask for, as the replicas call them: {name: share}; sessions stay with theirs"""
+    model_column: Annotated[str, Field(min_length=1)] | None = None
+    """instead: the trace's column that names each request's model"""
+
+    images: Images | None = None
+    """what prompts contain beside text; for cluster.encode"""
 
     timeout: Annotated[Seconds, Field(gt=0)] | None = None
     """after which a client gives up waiting for the whole answer; default: never"""
@@ -281,6 +298,10 @@ class Workload(Description):
             times = [time for time, _ in self.curve]
             if len(times) < 2 or times[0] != 0 or any(b <= a for a, b in pairwise(times)):
                 wrong.append("curve must be points from 0 s on, in order, and end with the period")
+        if self.images and self.turns != 1:
+            wrong.append("images are for single requests; turns must be 1")
+        if self.model_column and (self.trace is None or self.models):
+            wrong.append("model_column is for a trace, instead of models")
         if self.ramp_up and self.request_rate is not None:
             wrong.append("must have request_rate or ramp_up, not both")
         if wrong:

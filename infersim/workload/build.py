@@ -8,7 +8,7 @@ import numpy as np
 
 from ..spec.errors import InputError
 from ..spec.units import short
-from ..spec.workload import Workload
+from ..spec.workload import MAX_TOKENS, Images, Workload
 from .agents import agents_of
 from .arrivals import draw_arrivals
 from .draws import generator
@@ -34,11 +34,41 @@ def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
             f"workload: requests arrive over {requests.arrival[-1]:.3g} s; must be at most {LONGEST:.0e} s, 32 years"
         )
     if workload.tenants:
-        shares = np.array([tenant.share for tenant in workload.tenants.values()])
-        who = requests.session if requests.session is not None else np.arange(len(requests))
-        chance = generator(seed, "tenants").random(int(who.max()) + 1)[who]
-        requests = replace(requests, tenant=np.searchsorted(np.cumsum(shares)[:-1] / shares.sum(), chance, "right"))
-    return requests
+        tenant = _by_share(requests, [tenant.share for tenant in workload.tenants.values()], seed, "tenants")
+        requests = replace(requests, tenant=tenant)
+    if workload.images:
+        requests = _with_images(requests, workload.images, seed)
+    if workload.models:
+        model = _by_share(requests, list(workload.models.values()), seed, "models")
+        requests = replace(requests, model=model, models=tuple(workload.models))
+    return requests if requests.model is None or requests.segment_ids is None else _apart(requests)
+
+
+def _with_images(requests: Requests, images: Images, seed: int) -> Requests:
+    """The same with images in some of the prompts, before the text that is the request's own."""
+    n = len(requests)
+    number = draw_lengths(images.per_request, n, generator(seed, "images"))
+    number = np.where(generator(seed, "images", "share").random(n) < images.share, number, 0)
+    longer = requests.prompt_tokens.astype("i8") + number.astype("i8") * images.tokens
+    if longer.max() > MAX_TOKENS:
+        raise InputError(f"workload.images: a prompt has {longer.max()} tokens; must be at most {MAX_TOKENS:.0e}")
+    return replace(requests, prompt_tokens=longer.astype("i4"), images=number.astype("i4"))
+
+
+def _by_share(requests: Requests, shares: list[float], seed: int, purpose: str) -> np.ndarray:
+    """i8[n]: which of several each request, or each session, has by chance."""
+    who = requests.session if requests.session is not None else np.arange(len(requests))
+    chance = generator(seed, purpose).random(int(who.max()) + 1)[who]
+    return np.searchsorted(np.cumsum(shares)[:-1] / np.sum(shares), chance, "right")
+
+
+def _apart(requests: Requests) -> Requests:
+    """The same text under two models, adapters included, is not the same KV: a trace's blocks get a name for each."""
+    model = np.repeat(requests.model, np.diff(requests.segment_offsets))
+    shared = requests.segment_ids >= 0
+    ids = requests.segment_ids.copy()
+    _, ids[shared] = np.unique(np.stack((model, ids))[:, shared], axis=1, return_inverse=True)
+    return replace(requests, segment_ids=ids)
 
 
 def _draw(workload: Workload, seed: int) -> Requests:
@@ -56,6 +86,8 @@ def _draw(workload: Workload, seed: int) -> Requests:
 def _from_trace(workload: Workload, seed: int, base: Path) -> Requests:
     path = _find(workload.trace, base)
     requests = _read(path, workload, seed)
+    if workload.model_column and not requests.models:
+        raise InputError(f"workload.model_column: {path} has no row per request, so no column; give models")
     notes, n = list(requests.notes), workload.num_requests
     if n is not None and n < len(requests):
         requests = requests.keep(np.arange(len(requests)) < n)
@@ -76,13 +108,13 @@ def _read(path: Path, workload: Workload, seed: int) -> Requests:
     text = read_text(path, where)
     own_times = not workload.has_arrival_rule
     if not text.lstrip().startswith("{"):
-        return requests_of(read_csv(text, where), name, own_times)
+        return requests_of(read_csv(text, where), name, own_times, workload.model_column)
     if name == "servegen" or (name is None and '"clients"' in text[:4096]):
         return draw_requests(clients_of_json(text, where), workload.num_requests, seed)
     rows = read_json_lines(text, where)
     if "sub_requests" in rows[0][1]:
         return agents_of(rows, where, own_times)
-    return requests_of(json_table(rows, where), name, own_times)
+    return requests_of(json_table(rows, where), name, own_times, workload.model_column)
 
 
 def _find(trace: str, base: Path) -> Path:

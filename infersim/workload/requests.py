@@ -37,6 +37,12 @@ class Requests:
     """f8[n], s: from that end to its being sent"""
     tenant: np.ndarray | None = None
     """i2[n]: which of the workload's tenants sends it"""
+    images: np.ndarray | None = None
+    """i4[n]: images in each prompt, whose tokens are among prompt_tokens"""
+    model: np.ndarray | None = None
+    """i4[n]: which of `models` it asks for; None: the only one that there is"""
+    models: tuple[str, ...] = ()
+    """names of models as clients call them"""
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken with the data"""
 
@@ -52,7 +58,17 @@ class Requests:
 
     def keep(self, rows: np.ndarray) -> "Requests":
         """The rows where the mask bool[n] is true; ids stay."""
-        names = ("arrival", "prompt_tokens", "output_tokens", "request_id", "session", "delay", "tenant")
+        names = (
+            "arrival",
+            "prompt_tokens",
+            "output_tokens",
+            "request_id",
+            "session",
+            "delay",
+            "tenant",
+            "images",
+            "model",
+        )
         columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         if self.after is not None:  # of a row whose predecessor is left out nothing is known but its delay
             places = np.append(np.where(rows, np.cumsum(rows) - 1, -1), -1)
@@ -70,8 +86,8 @@ def own_text(rows: np.ndarray) -> np.ndarray:
     return -1 - rows
 
 
-def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: int) -> np.ndarray:
-    """i4[n]: the most tokens that each client asks for, which is what a scheduler may know.
+def resolve_max_tokens(workload: Workload, requests: Requests, max_model_len: int | np.ndarray) -> np.ndarray:
+    """i4[n]: the most tokens that each client asks for, which is what a scheduler may know. max_model_len: or i8[n].
 
     `max_model_len` is what vLLM assumes when a client says nothing: the room that the prompt leaves, here at least 1.
     Other values are the client's wish as it is: a sum above the model's length is for the engine to judge.

@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from ..spec.errors import InputError
+from ..spec.units import short
 from .formats import TraceFormat, recognise
 from .requests import Requests
 from .table import Table
 
 
-def requests_of(table: Table, name: str | None, own_times: bool) -> Requests:
-    """Requests from a table whose format is recognised, or `name`.
+def requests_of(table: Table, name: str | None, own_times: bool, model_column: str | None = None) -> Requests:
+    """Requests from a table whose format is recognised, or `name`; model_column says which model each asks for.
 
     Without `own_times` nothing is read of the times and every arrival is 0. Time 0 is the first row. InputError with a
     line for each kind of problem.
@@ -30,6 +32,7 @@ def requests_of(table: Table, name: str | None, own_times: bool) -> Requests:
         arrival = table.seconds(form.arrival, form.seconds, problems)
     blocks = table.columns.get("hash_ids") if form.block else None
     segments = _segments(table, blocks, prompt, form.block, problems) if blocks and not problems else {}
+    models = _models(table, model_column, problems) if model_column else {}
     if problems:
         raise InputError(problems)
 
@@ -45,6 +48,7 @@ def requests_of(table: Table, name: str | None, own_times: bool) -> Requests:
         output.astype(np.int32),
         np.arange(len(prompt)),
         **segments,
+        **models,
         notes=tuple(notes),
     )
     return _without_empty(requests, form, table) if not output.all() else requests
@@ -62,6 +66,16 @@ def spread_ticks(arrival: np.ndarray, tick: float) -> np.ndarray:
     room = np.minimum(np.append(steps, tick), tick)
     share = (np.arange(len(arrival)) - np.repeat(first, counts)) / np.repeat(counts, counts)
     return arrival + np.repeat(room, counts) * share
+
+
+def _models(table: Table, column: str, problems: list[str]) -> dict[str, Any]:
+    """The names in a column, and which of them each request has."""
+    if column not in table.columns:
+        found = ", ".join(list(table.columns)[:10])
+        problems.append(f"{table.where}: no column {short(column)} (workload.model_column; columns found: {found})")
+        return {}
+    names, which = np.unique(list(map(str, table.columns[column])), return_inverse=True)
+    return {"model": which.astype("i4"), "models": tuple(names.tolist())}
 
 
 def _segments(table: Table, blocks: list, prompt: np.ndarray, block: int, problems: list[str]) -> dict[str, np.ndarray]:

@@ -3,10 +3,12 @@
 import re
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha1
 from pathlib import Path
 
 import numpy as np
 from common import percent, preset_of, spread
+from recipes import WAVES, recipe
 
 from infersim.metrics.latency import measure
 from infersim.run import run
@@ -24,10 +26,6 @@ CATALOGUE = {
     "zhipuai/GLM-5": "GLM-5", "nvidia/Llama-3.1-8B-Instruct-FP8": "Llama-3.1-8B",
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen3-235B-A22B",
 }  # fmt: skip
-WAVES = 10
-"""requests per client, as InferenceX's benchmark has it"""
-
-
 @dataclass(frozen=True)
 class Prediction:
     """Milliseconds, or why there are none."""
@@ -71,13 +69,9 @@ def scenario_of(row) -> dict:
         weights = "auto"  # gpt-oss is MXFP4 in its experts alone, where rows say nvfp4; int4 is Kimi-K2.5's own format
     if row.fam in MOE and weights == "fp8":
         weights = "fp8_block"  # the FP8 checkpoints of all these models are scaled by blocks
-    kv = "fp8" if row.precision in ("fp8", "fp4") and row.backend == "trtllm" else "bf16"
+    known = recipe(row)
     clients, lengths = concurrency(row), (int(row.isl), int(row.osl))
-    # InferenceX draws lengths between 0.8 and 1 of the nominal ones; the others ask for the same every time
-    varied = "aic-auto-gap" not in row.silicon_data_source and "gap-analysis" not in row.silicon_data_source
-    drawn = [{"uniform": [-(-4 * n // 5), n]} if varied else n for n in lengths]
-    if row.model_path.startswith("nvidia/"):  # its hf_quant_config.json asks for an FP8 cache
-        kv = "fp8"
+    drawn = [{"uniform": [-(-4 * n // 5), n]} if known.varied else n for n in lengths]
     longest = int(row.isl + row.osl + 256)
     return {
         "model": CATALOGUE.get(row.model_path, row.model_path.split("/")[-1]),
@@ -85,9 +79,9 @@ def scenario_of(row) -> dict:
         "workload": {"request_rate": "inf", "max_concurrency": clients, "num_requests": WAVES * clients,
                      "input_tokens": drawn[0], "output_tokens": drawn[1]},
         "parallelism": parallelism(row),
-        "precision": {"weights": weights, "kv_cache": kv},
+        "precision": {"weights": weights, "kv_cache": known.kv_cache},
         "engine": {"preset": preset_of(row.backend, row.backend_version), "max_model_len": longest,
-                   "max_num_seqs": max(clients, 64)},
+                   "max_num_seqs": max(clients, 64), **known.engine},
     }  # fmt: skip
 
 
@@ -102,13 +96,16 @@ def predict(row) -> Prediction:
     if metrics["mean_tpot_ms"] is None:
         return Prediction(why="no request completed")
     ttft, tpot = metrics["mean_ttft_ms"], metrics["mean_tpot_ms"]
-    return Prediction(ttft + tpot * (stream_interval(row) - 1), tpot)
+    return Prediction(ttft + tpot * recipe(row).held, tpot)
 
 
-def stream_interval(row) -> int:
-    """Tokens that the server sends at once: InferenceX starts TensorRT-LLM with `stream_interval: 10`, so that the
-    client's first token is the last of so many."""
-    return 10 if row.backend == "trtllm" and "gap-analysis" not in row.silicon_data_source else 1
+DEPLOYMENT = ("system", "backend", "model_path", "precision", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size",
+              "moe_ep_size")  # fmt: skip
+
+
+def held_out(row) -> bool:
+    """Whether the row's deployment is of the half that was not looked at when the cost model was changed."""
+    return int(sha1("|".join(str(row[name]) for name in DEPLOYMENT).encode()).hexdigest(), 16) % 2 == 1
 
 
 def evaluate(data: Path):
@@ -122,13 +119,15 @@ def evaluate(data: Path):
     rows["ttft_error"] = percent(rows.ttft, rows.silicon_ttft_ms)
     rows["tpot_error"] = percent(rows.tpot, rows.silicon_tpot_ms)
     rows["kind"] = np.where(rows.fam.isin(MOE), "MoE", "dense")
+    rows["held_out"] = [held_out(row) for _, row in rows.iterrows()]
     return rows
 
 
 def summarize(rows) -> list[dict]:
-    """One entry per group: all dense, all MoE, and each system, engine and model."""
+    """One entry per group: all dense, all MoE, the held-out halves of both, and each system, engine and model."""
     agg = rows[rows["mode"] == "agg"]
-    groups = [("dense", agg[agg.kind == "dense"]), ("MoE", agg[agg.kind == "MoE"])]
+    groups = [(kind, agg[agg.kind == kind]) for kind in ("dense", "MoE")]
+    groups += [(f"{kind}, held-out deployments", group[group.held_out]) for kind, group in groups]
     groups += [(f"{s} {b} {f}", group) for (s, b, f), group in agg.groupby(["system", "backend", "fam"])]
     entries = []
     for name, group in groups:

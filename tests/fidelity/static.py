@@ -45,7 +45,7 @@ def serve(batch: Batch) -> Times:
     longest = batch.input_tokens + batch.output_tokens
     engine = {"preset": batch.preset, "max_model_len": longest, "host_request_time": 0}
     if batch.one_prefill:
-        engine |= {"max_num_batched_tokens": max(batch.requests * batch.input_tokens, batch.requests),
+        engine |= {"max_num_batched_tokens": max(batch.requests * batch.input_tokens, longest),
                    "max_num_seqs": batch.requests}  # fmt: skip
     if batch.utilisation:
         engine["gpu_memory_utilization"] = batch.utilisation

@@ -1,0 +1,57 @@
+"""What LoRA adapters take of a GPU's memory."""
+
+from collections import Counter
+from dataclasses import replace
+
+from infersim.models.architecture import Model, MoE
+from infersim.spec.errors import InputError
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import BYTES, Precision
+
+from .memory import Memory
+from .sharding import pipeline_stages, rank_layer
+
+FUSED = {"qkv_proj": 3, "gate_up_proj": 2}
+"""matrices that vLLM fused of so many, each of which has an A of its own (QKVParallelLinearWithLoRA)"""
+
+
+def adapter_bytes(model: Model, precision: Precision, parallelism: Parallelism, rank: int) -> float:
+    """Bytes of one adapter on one GPU, of the stage that has most of it.
+
+    Each matrix has A [rank, inputs] and B [outputs, rank] in the model's own precision. Tensor parallelism cuts the B
+    of a column-parallel matrix and the A of a row-parallel one; the other one is whole on every rank (vLLM without
+    --fully-sharded-loras). InputError for layers whose adapters are not modelled.
+    """
+    if any(isinstance(layer.mlp, MoE) or layer.attention.kind in ("mla", "linear") for layer in model.layers):
+        raise InputError(
+            f"lora: adapters of experts, latent and linear attention are not modelled yet, which {model.name} has;"
+            " must be null"
+        )
+    stages = pipeline_stages(model.num_layers, parallelism.pipeline)
+    return max(
+        rank * BYTES[precision.activations] * sum(
+            n * _widths(rank_layer(layer, parallelism), model.hidden_size)
+            for layer, n in Counter(model.layers[first:last]).items()
+        )
+        for first, last in stages
+    )  # fmt: skip
+
+
+def _widths(layer, hidden_size: int) -> int:
+    """Inputs and outputs of all matrices of one rank's layer, which are the parameters of an adapter of rank 1."""
+    linears = (*layer.attention.linears(hidden_size), *layer.mlp.linears(hidden_size))
+    return sum(FUSED.get(linear.name, 1) * linear.inputs + linear.outputs for linear in linears)
+
+
+def with_adapters(memory: Memory, size: float) -> Memory:
+    """The waterfall with the adapters' slots in it, which vLLM takes when it loads the model: off the KV cache."""
+    blocks = int((memory.num_gpu_blocks * memory.block_bytes - size) // memory.block_bytes)
+    if blocks < 2:
+        raise InputError(f"lora: slots of {size / 2**30:.2f} GiB leave no KV cache; max_loras must be smaller")
+    return replace(
+        memory,
+        adapter_bytes=size,
+        kv_bytes=blocks * memory.block_bytes,
+        num_gpu_blocks=blocks,
+        max_concurrency=memory.max_concurrency * blocks / memory.num_gpu_blocks,
+    )
