@@ -19,11 +19,15 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 
+$(VENV)/.installed-slow: $(VENV)/.installed-test  # a sweep on a Ray cluster of two nodes is among them
+	$(BIN)/python -m pip install --quiet --editable '.[test,ray]'
+	touch $@
+
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(VENV)/.installed-test
+test-slow: $(VENV)/.installed-slow
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed-test

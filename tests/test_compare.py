@@ -156,6 +156,7 @@ def test_terms_are_what_re_simulation_finds(simulated, base, change):
 TECHNIQUE_BASES = {
     **BASES,
     "alone": ("llama-8b-h100", ["workload.num_requests=50", "workload.request_rate=inf", "workload.max_concurrency=1"]),
+    "few": ("llama-8b-h100", ["workload.num_requests=300", "workload.request_rate=inf", "workload.max_concurrency=4"]),
     "busy": ("llama-8b-h100", ["workload.num_requests=1500", "workload.request_rate=18"]),
     "tight": ("llama-8b-h100", ["workload.num_requests=600", "workload.request_rate=12", "engine.max_model_len=16384",
                                 "engine.num_gpu_blocks_override=2000"]),
@@ -183,7 +184,7 @@ TECHNIQUE_PAIRS = [
     ("chats", "engine.enable_prefix_caching=false", {"interference", "prefill"}),
     ("busy", "engine.max_num_seqs=16", {"queue"}),
     ("busy", "engine.max_num_batched_tokens=1024", {"interference", "prefill"}),
-    ("busy", "engine.long_prefill_token_threshold=512", {"interference", "prefill"}),
+    ("few", "engine.long_prefill_token_threshold=128", {"prefill"}),
     ("chunks", "engine.enable_chunked_prefill=false", {"queue", "interference"}),
     ("sglang", "engine.enable_mixed_chunk=true", {"interference", "prefill"}),
     ("busy", "engine.gpu_memory_utilization=0.28", {"queue", "preemption"}),

@@ -234,11 +234,11 @@ def _against_throughput(named: Named, metric: str) -> dict[str, Any]:
             about.append(
                 f"The knee{f' of {name}' if name else ''} is at {shown(throughput[knee])} output tokens per second."
             )
-    title = f"{metric} against output tokens per second"
+    words = f"{metric} against output tokens per second"
     return {
         "title": f"{metric.upper()} against throughput",
         "note": "each point another load; the knee has the most throughput per latency",
-        "svg": chart(title, " ".join(about), lines, "output tokens/s", "ms", y_log=True, marks=marks),
+        "svg": chart(words, " ".join(about), lines, "output tokens/s", "ms", y_log=True, marks=marks),
     }
 
 
