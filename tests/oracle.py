@@ -50,6 +50,8 @@ class Knobs:
     new_token_ratio: float = 0.0
     min_new_token_ratio: float = 0.0
     new_token_ratio_decay: float = 0.0
+    num_cpu_blocks: int = 0  # preempted requests go there as long as there is room, and come back before new ones
+    swap_block_time: float = 0.0
     enable_prefix_caching: bool = False
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
@@ -91,6 +93,7 @@ class Request:
     num_hashed: int = 0  # blocks of each table that have been given their hash
     num_cached_tokens: int = -1  # found in the cache when it was first scheduled
     num_preemptions: int = 0
+    num_swapped: int = 0  # blocks in the CPU's memory
     num_drafts: int = 0  # that it brings to its next step
     all_accepted: bool = False  # of the drafts of its last step
     num_accepted: int = 0  # output tokens that were drafts
@@ -343,6 +346,7 @@ class Simulation:
         self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.ratio = knobs.new_token_ratio
+        self.num_copied = 0
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []
 
     def run(self) -> Outcome:
@@ -414,9 +418,11 @@ class Simulation:
         else:
             self.go_on(prefills)
             admit()
-            if knobs.order == "prefills-first" or not self.chosen:
+            if knobs.order == "prefills-first" or not [r for r, _ in self.chosen if not r.num_swapped]:
                 decode()
         chosen = self.chosen
+        for request, _ in chosen:
+            request.num_swapped = 0
 
         entries = []
         for request, n in chosen:
@@ -465,6 +471,7 @@ class Simulation:
         """Waiting requests, if there was memory for all that run, until the first that does not fit."""
         knobs = self.knobs
         expected = sum(map(self.left, self.running)) * self.ratio
+        self.returned = False
         position = 0
         while (
             not self.preempted
@@ -476,11 +483,13 @@ class Simulation:
             if request.num_steps_in_flight > 0:  # preempted, and steps from before that are still to come back
                 position += 1
                 continue
+            if self.returned and not request.num_swapped:
+                break
             hits = self.look_up(request)
             if hits is None:
                 position += 1
                 continue
-            cached = len(hits[0]) * knobs.block_size
+            cached = request.num_computed_tokens if request.num_swapped else len(hits[0]) * knobs.block_size
             idle = sum(1 for table in hits for block in table if block and block.references == 0)
             n = request.num_tokens - cached
             if knobs.clip_max_new_tokens and self.running:
@@ -528,6 +537,8 @@ class Simulation:
             request.prefill_end = request.num_tokens
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = cached
+            self.num_copied += request.num_swapped
+            self.returned = self.returned or request.num_swapped > 0
             if cached + n == request.num_tokens:
                 expected += self.left(request)
             self.chosen.append((request, n))
@@ -660,9 +671,15 @@ class Simulation:
         request.tables, request.num_hashed = [], 0
 
     def preempt(self, victim: Request) -> None:
-        """To be recomputed from its first token. What is in flight still arrives."""
+        """To be recomputed from its first token, or swapped. What is in flight still arrives."""
+        held = sum(map(len, victim.tables))
         self.release(victim)
-        victim.num_computed_tokens = victim.num_drafts = 0
+        if held <= self.knobs.num_cpu_blocks - sum(r.num_swapped for r in self.waiting):
+            self.num_copied += held
+            victim.num_swapped = held
+        else:
+            victim.num_computed_tokens = 0
+        victim.num_drafts = 0
         victim.num_preemptions += 1
         self.preempted = True
 
@@ -673,6 +690,8 @@ class Simulation:
         sums = Sums(scheduled, [e.verified for e in entries], contexts, passes)
         issue, latency = self.price(sums)
         assert 0 <= issue <= latency
+        copies = self.num_copied * self.knobs.swap_block_time
+        issue, latency, self.num_copied = issue * (latency + copies) / latency, latency + copies, 0
         self.steps.append((self.now, [(e.request.index, e.n) for e in entries]))
         self.now += self.knobs.host_step_time + self.knobs.host_sequence_time * len(entries)
         start = max(self.now, self.gpu_free)
@@ -719,7 +738,9 @@ class Simulation:
         assert all(block.references == 0 for block in self.pool.free)
         assert all(block.key == key for key, blocks in self.pool.cached.items() for block in blocks)
         assert all(len(table) * knobs.block_size >= r.num_computed_tokens for r in self.running for table in r.tables)
-        assert all(r.num_computed_tokens == 0 and not r.tables for r in self.waiting)
+        assert all((r.num_swapped or r.num_computed_tokens == 0) and not r.tables for r in self.waiting)
+        assert sum(r.num_swapped for r in self.waiting) <= knobs.num_cpu_blocks
+        assert not any(r.num_swapped for r in self.running)
         assert all(r.num_placeholders >= 0 and r.num_steps_in_flight >= 0 for r in self.requests)
         assert len(self.running) <= knobs.max_num_seqs
         alive = self.pending + self.incoming + self.waiting + self.running

@@ -100,6 +100,9 @@ def knobs(draw, exact: bool = True) -> dict:
         needed_blocks = 1 << (needed_blocks - 1).bit_length()
         reserve = draw(st.sampled_from(["max-model-len", "power-of-two", "output-length"]))
         pieces = {"allocator": allocator, "reserve": reserve, "enable_prefix_caching": False}
+    elif kv_window == (0,) and draw(st.sampled_from([False, False, True])):
+        room = draw(st.sampled_from([2, needed_blocks, 100]))
+        pieces = {"num_cpu_blocks": room, "swap_block_time": TICK, "enable_prefix_caching": False}
     else:
         pieces = {}
     return {
@@ -261,7 +264,7 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
     """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
     k = draw(knobs(exact))
     speculates = may_speculate and draw(st.booleans()) and (k["enable_prefix_caching"] or k["kv_window"] == (0,))
-    speculates = speculates and "allocator" not in k
+    speculates = speculates and "allocator" not in k and "num_cpu_blocks" not in k
     logits = k["max_num_batched_tokens"] if speculates else k["max_num_seqs"]
     cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
     more = draw(speculation(k, cost, exact)) if speculates else ()

@@ -85,6 +85,7 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     assert replica["outstanding_time"] == pytest.approx(expected.in_system_time, rel=1e-9, abs=1e-12)
     assert fleet.schedulers["free_blocks"][0] == fleet.knobs["num_gpu_blocks"][0] - 1
     assert not any(fleet.schedulers[name][0] for name in ("held_tokens", "final_tokens", "asked_blocks", "num_pieces"))
+    assert fleet.schedulers["free_cpu_blocks"][0] == fleet.knobs["num_cpu_blocks"][0]
     assert fleet.time_by_resource.sum() == pytest.approx(replica["busy_time"], rel=1e-9)
     assert fleet.histogram.sum() == len(gaps)
     if exact:  # a gap near a bin's edge may fall on either side if it was rounded

@@ -104,6 +104,7 @@ class Fleet:
             self.replicas[link] = -1
         self.replicas["last_end"] = -1.0
         self.schedulers = np.zeros(n * ranks, state.SCHEDULER)
+        self.schedulers["free_cpu_blocks"] = np.repeat(self.knobs["num_cpu_blocks"], ranks)
         self.schedulers["waiting_head"] = self.schedulers["waiting_tail"] = -1
         self.schedulers["free_blocks"] = np.repeat(self.knobs["num_gpu_blocks"] - 1, ranks)
         self.shares_text, self.seed = shares_text, seed

@@ -187,6 +187,12 @@ def price_step(a, r):
                 a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
             )
             total += a.scratch[rank, DRAFT]
+        if scheduler.num_copied > 0:
+            copies = scheduler.num_copied * a.knobs[r].swap_block_time
+            a.replicas[r].num_copied += scheduler.num_copied
+            scheduler.num_copied = 0
+            a.scratch[rank, KV] += copies
+            total += copies
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
             slowest = total

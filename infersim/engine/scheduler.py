@@ -330,8 +330,12 @@ def share_hits(request, scheduler, blocks, tables, length):
 
 @compiled
 def free(request, scheduler, blocks, tables):
-    """Free all blocks of a request."""
-    scheduler.held_tokens -= request.num_computed_tokens
+    """Free all blocks of a request, wherever they are."""
+    if request.num_swapped > 0:
+        scheduler.free_cpu_blocks += request.num_swapped
+        request.num_swapped = 0
+    else:
+        scheduler.held_tokens -= request.num_computed_tokens
     request.num_computed_tokens = 0
     if request.table >= 0:
         release(request, scheduler, blocks, tables)
@@ -346,7 +350,7 @@ def free(request, scheduler, blocks, tables):
 
 @compiled
 def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments):
-    """A request that is no longer running gives up its blocks, to be recomputed."""
+    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room."""
     request = requests[victim]
     if knobs.enable_prefix_caching and not scheduler.identified:
         identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
@@ -354,7 +358,13 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
+    swapped, computed = request.num_blocks, request.num_computed_tokens
     free(request, scheduler, blocks, tables)
+    if 0 < swapped <= scheduler.free_cpu_blocks:
+        scheduler.free_cpu_blocks -= swapped
+        scheduler.num_copied += swapped
+        request.num_swapped = swapped
+        request.num_computed_tokens = computed
 
 
 @compiled
@@ -454,6 +464,7 @@ def schedule(
     wished = 0
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
         wished = wished_tokens(requests, scheduler, knobs, running)
+    prefilled = False
     phases = knobs.order
     while phases > 0:
         phase = phases & 7
@@ -465,6 +476,7 @@ def schedule(
             promised = 0
             if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
                 promised = promised_blocks(requests, scheduler, knobs, running)
+            swapped_in = False
             q = scheduler.waiting_head
             while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
                 request = requests[q]
@@ -479,6 +491,8 @@ def schedule(
                 if request.last_step >= replica.num_steps - replica.in_flight:
                     q = after  # preempted, and a step with it is still to come back
                     continue
+                if swapped_in and request.num_swapped == 0:
+                    break  # prompts wait until nobody is swapped
                 num_tokens = request.prompt_tokens + request.num_output_tokens
                 watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
                 computed = request.num_computed_tokens
@@ -544,7 +558,15 @@ def schedule(
                 add_to_sums(sums, attention, num_kinds, computed, n)
                 request.last_step = replica.num_steps
                 request.prefill_end = num_tokens
-                scheduler.held_tokens += computed - request.num_computed_tokens  # what was cached
+                if request.num_swapped > 0:
+                    scheduler.free_cpu_blocks += request.num_swapped
+                    scheduler.num_copied += request.num_swapped
+                    scheduler.held_tokens += computed
+                    request.num_swapped = 0
+                    swapped_in = True
+                else:
+                    prefilled = True
+                    scheduler.held_tokens += computed - request.num_computed_tokens  # what was cached
                 request.num_computed_tokens = computed + n
                 drafts[count] = 0
                 if computed + n == request.num_tokens:
@@ -562,7 +584,7 @@ def schedule(
             continue
 
         if phase == DECODES_IF_NO_PREFILL:
-            if count > 0:
+            if prefilled:
                 continue
             phase = DECODES
         if phase == DECODES and knobs.retracts:
@@ -662,6 +684,7 @@ def schedule(
                 step[count] = ~q
             count += 1
             budget -= n
+        prefilled = prefilled or (phase == PREFILLS and count > 0)
         sums[0].num_decodes += num_decodes
         sums[0].decode_keys += decode_keys
         sums[0].more_queries += more_queries

@@ -102,6 +102,7 @@ REQUEST = np.dtype(
         ("output_tokens", "i4"),  # what the model would generate
         ("max_tokens", "i4"),
         ("first_block", "i4"),  # of its piece of memory, where there are pieces
+        ("num_swapped", "i4"),  # KV blocks of it in the CPU's memory
         ("arrival", "f8"),
         ("sent", "f8"),  # when the client sent it: at its arrival, or later under max_concurrency
         ("scheduled", "f8"),  # first time it entered a step
@@ -197,6 +198,8 @@ KNOBS = np.dtype(
         ("late_hits", "i1"),  # LATE_HITS
         ("reserve", "i1"),  # RESERVES
         ("allocator", "i1"),  # ALLOCATORS
+        ("num_cpu_blocks", "i4"),  # to which preempted requests are swapped, 0: they are recomputed
+        ("swap_block_time", "f8"),  # s to copy one block, out or in
         ("admit_when_idle", "i1"),  # static batching: only when nothing runs
         ("retracts", "i1"),  # SGLang's victims instead of the last one
         ("order", "i4"),  # ORDERS
@@ -231,6 +234,7 @@ REPLICA = np.dtype(
         ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
+        ("num_copied", "i8"),  # blocks swapped out or in
         ("num_scheduled_tokens", "i8"),
         ("num_drafts", "i8"),  # verified, and ...
         ("num_accepted", "i8"),  # ... accepted
@@ -283,6 +287,8 @@ SCHEDULER = np.dtype(
         ("draft_passes", "i4"),  # of the drafter after its first
         ("draft_keys", "i8"),  # tokens before the drafts, of all that draft
         ("num_tokens", "i4"),
+        ("free_cpu_blocks", "i4"),
+        ("num_copied", "i4"),  # blocks copied out or in since the last step
         ("num_pieces", "i4"),  # of memory given out, where it is given out in pieces
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
         ("final_tokens", "i8"),  # of requests that hold pieces: what these will have held in the end

@@ -26,6 +26,8 @@ CATALOGUE = {
     "zhipuai/GLM-5": "GLM-5", "nvidia/Llama-3.1-8B-Instruct-FP8": "Llama-3.1-8B",
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen3-235B-A22B",
 }  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Milliseconds, or why there are none."""
