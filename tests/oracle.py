@@ -347,6 +347,7 @@ class Simulation:
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.ratio = knobs.new_token_ratio
         self.num_copied = 0
+        self.front_end = 0.0
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []
 
     def run(self) -> Outcome:
@@ -382,7 +383,8 @@ class Simulation:
                 request.reason = PROMPT_TOO_LONG if too_long else OVER_MAX_MODEL_LEN
                 continue
             del self.places[:1]
-            request.visible = request.sent + self.knobs.host_request_time
+            self.front_end = max(self.front_end, request.sent) + self.knobs.host_request_time
+            request.visible = self.front_end
             self.incoming.append(request)
 
     def schedule(self) -> list[Entry]:

@@ -76,3 +76,9 @@ def test_engines_models_workloads_scenarios_and_the_schema():
         assert [row["name"] for row in json.loads(show(folder, "--json").stdout)] == names(folder)
         assert all(name in show(folder).stdout for name in names(folder))
     assert json.loads(show("schema").stdout)["properties"]["model"]
+
+
+def test_a_profile_shows_its_errors_on_held_out_kernels():
+    lines = {line.split()[0]: line for line in show("profile", "b200-sxm").stdout.splitlines() if line.strip()}
+    for name in ("gemm.bf16", "moe.nvfp4", "all_reduce.bf16@trtllm"):
+        assert "90th percentile" in lines[name]

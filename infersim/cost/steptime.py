@@ -97,17 +97,20 @@ def sum_operators(
     rows: dict[tuple[int, str], np.void] = {}
     times, kernels_in_all = launch(hardware), 0
     for operator in merged(forward_pass(model, hardware, precision, parallelism)):
+        if "fused" in operator.shape and not engine.fuse_norm_quant:
+            operator = replace(operator, shape={key: x for key, x in operator.shape.items() if key != "fused"})
         speed = rate(hardware, operator)
         kernels = 0 if operator.message else operator.count
         kernels_in_all += operator.count * launches(operator)
         if operator.shared:
             add_time(shared, operator, speed, {"step": 1.0, "tokens": tokens * parallelism.attention_data})
         elif operator.per == "tokens":
-            own = zero_split(len(tokens))
-            add_time(own, operator, speed, {"step": 1.0, "tokens": tokens})
+            alone = slice(None)
             if operator.name == "norm" and parallelism.tensor > 1 and engine.fuse_allreduce_rms:
-                own[tokens * model.hidden_size * BYTES[precision.activations] <= FUSED_BYTES] = 0.0
-            linear += own
+                alone = tokens * model.hidden_size * BYTES[precision.activations] > FUSED_BYTES
+            own = linear[alone]
+            add_time(own, operator, speed, {"step": 1.0, "tokens": tokens[alone]})
+            linear[alone] = own
         elif operator.per == "sequences":  # the head runs outside the graphs
             add_time(head, operator, speed, {"step": 1.0, "sequences": sequences})
             head[:, LAUNCH] += kernels * (times.eager - times.graph)

@@ -86,13 +86,15 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
 
 @compiled
 def join(requests, replica, schedulers, knobs):
-    """Requests that have become visible by now enter the waiting queue of their rank."""
+    """Requests that the API server, one after another, is done with by now enter the waiting queue of their rank."""
     while replica.pending_head != replica.unsent_head:
         q = replica.pending_head
         request = requests[q]
         if request.status == PENDING:
-            if request.sent + knobs.host_request_time > replica.now:
+            visible = max(request.sent, replica.front_end) + knobs.host_request_time
+            if visible > replica.now:
                 return
+            replica.front_end = visible
             request.status = WAITING
         replica.pending_head = request.next
         if replica.pending_head < 0:
@@ -375,7 +377,7 @@ def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     if q < 0:
         return INFINITY
     sent = requests[q].arrival if q == replica.unsent_head else requests[q].sent
-    return max(replica.now, sent + knobs.host_request_time)
+    return max(replica.now, max(sent, replica.front_end) + knobs.host_request_time)
 
 
 @inlined

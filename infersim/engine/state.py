@@ -226,6 +226,7 @@ REPLICA = np.dtype(
         ("oldest_step", "i4"),  # ring index of the oldest step in flight
         ("blocked", "i4"),  # the schedule at `now` came out empty: wait for a completion, or for something to change
         ("num_reserved", "i4"),  # requests that hold blocks and do not run: before they are admitted, or held
+        ("front_end", "f8"),  # when the API server is done with the request that it took last
         ("pending_head", "i4"),  # requests in order of arrival: visible later ...
         ("unsent_head", "i4"),  # ... and from here on not yet sent by the client
         ("pending_tail", "i4"),

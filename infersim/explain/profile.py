@@ -1,11 +1,13 @@
 """Where each number of a hardware profile comes from."""
 
 from infersim.cost.efficiency import efficiency, launch
-from infersim.spec.hardware import Hardware
+from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 CLASSES = ("gemm", "attention_prefill", "attention_decode", "elementwise", "collective")
 DTYPES = ("bf16", "fp16", "fp8", "int8")
 MATRIX_CLASSES = ("gemm",)
+ERRORS = ("held out", "held-out shapes", "fitted", "the fitted rows")
+"""what the errors of an efficiency are of, best first"""
 
 
 def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
@@ -21,14 +23,20 @@ def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
     add("bandwidth", f"{hardware.memory_bandwidth / 1e9:,.4g} GB/s", sheet, "", sources)
     for dtype, flops in hardware.flops.items():
         add(f"{dtype} peak", f"{flops / 1e12:,.4g} TFLOP/s", sheet, "", sources)
+    def add_efficiency(name: str, row: OperatorEfficiency) -> None:
+        value = f"bandwidth {row.bandwidth:.3f}, FLOP/s {row.flops:.3f}, fixed {row.fixed * 1e6:.3g} us"
+        errors = next((row.errors[what] for what in ERRORS if what in row.errors), "")
+        add(name, value, row.provenance, errors, row.source)
+
     for operator in CLASSES:
         dtypes = [dtype for dtype in DTYPES if dtype in hardware.flops] if operator in MATRIX_CLASSES else ["bf16"]
         for dtype in dtypes:
-            row = efficiency(hardware, operator, dtype)
-            value = f"bandwidth {row.bandwidth:.3f}, FLOP/s {row.flops:.3f}, fixed {row.fixed * 1e6:.3g} us"
-            errors = row.errors.get("held out") or row.errors.get("fitted") or ""
             name = f"{operator}.{dtype}" if operator in MATRIX_CLASSES else operator
-            add(name, value, row.provenance, errors, row.source)
+            add_efficiency(name, efficiency(hardware, operator, dtype))
+    shown = {row["what"] for row in rows} | {f"{operator}.bf16" for operator in CLASSES}
+    for name, row in hardware.efficiency.items():
+        if name not in shown:
+            add_efficiency(name, row)
     times = launch(hardware)
     measured = hardware.launch is not None
     value = f"{times.graph * 1e6:.3g} us in a graph, {times.eager * 1e6:.3g} us launched"

@@ -81,11 +81,13 @@ class EnginePreset:
     host_sequence_time: float = 6e-6
     """CPU seconds of the engine core per sequence in a step"""
     host_request_time: float = 2e-3
-    """CPU seconds of the API server per request before the scheduler sees it"""
+    """CPU seconds of the API server per request before the scheduler sees it; it takes one after another"""
     worker_step_time: float = 0.0
     """seconds per step in which the device waits for its worker even under async scheduling (inputs, sampling)"""
     worker_sequence_time: float = 0.0
     """seconds per sequence in a step, likewise"""
+    fuse_norm_quant: bool = True
+    """norms and activations write FP8 and NVFP4 themselves where the next matrix wants it"""
     fuse_allreduce_rms: bool = False
     """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too"""
     eager_launch_time: float = 50e-6
@@ -201,6 +203,7 @@ PRESETS: dict[str, EnginePreset] = {
         EnginePreset(
             name="vllm-0",
             version="0.6.6",
+            fuse_norm_quant=False,
             batch_defaults=(SMALL_ROW,),
             host_step_time=3e-3,
             order="prefills-only",
@@ -261,6 +264,7 @@ PRESETS: dict[str, EnginePreset] = {
         EnginePreset(
             name="sglang-0.5",
             version="0.5.23",
+            fuse_norm_quant=False,
             batch_defaults=(
                 (160 * GIB, 16384, 2048),
                 (60 * GIB, 8192, 2048),
@@ -348,13 +352,15 @@ class Engine(Description):
     host_sequence_time: HostTime | None = None
     """CPU time of the engine core per sequence in a step"""
     host_request_time: HostTime | None = None
-    """CPU time of the API server per request"""
+    """CPU time of the API server per request, one after another"""
     worker_step_time: Seconds | None = None
     """time per step in which the device waits for its worker even under async scheduling"""
     worker_sequence_time: Seconds | None = None
     """the same per sequence in a step"""
     eager_launch_time: HostTime | None = None
     """CPU time to launch a kernel outside CUDA graphs; no such step is shorter than its launches"""
+    fuse_norm_quant: bool | None = None
+    """norms and activations write FP8 and NVFP4 themselves where the next matrix wants it (vLLM's compilation pass)"""
     fuse_allreduce_rms: bool | None = None
     """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too (vLLM's compilation pass)"""
     attention_kernel: AttentionKernel | None = None
@@ -398,6 +404,7 @@ class ResolvedEngine:
     worker_step_time: float
     worker_sequence_time: float
     eager_launch_time: float
+    fuse_norm_quant: bool
     fuse_allreduce_rms: bool
     attention_kernel: str | None
     origin: dict[str, str]
@@ -407,7 +414,7 @@ class ResolvedEngine:
 SAME_NAME = ("allocator", "reserve", "block_size", "gpu_memory_utilization", "long_prefill_token_threshold",
              "watermark", "async_scheduling", "enable_prefix_caching", "host_step_time", "host_sequence_time",
              "host_request_time", "worker_step_time", "worker_sequence_time", "eager_launch_time",
-             "fuse_allreduce_rms")  # fmt: skip
+             "fuse_norm_quant", "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
                "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip

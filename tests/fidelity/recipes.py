@@ -32,7 +32,10 @@ def recipe(row) -> Recipe:
         fp8 = (row.precision in ("fp8", "fp4") and row.backend == "trtllm") or row.model_path.startswith("nvidia/")
         # no temperature is sent: vLLM then samples as generation_config.json says, top-k and top-p of sorted logits
         sampled = {"worker_sequence_time": SORT * VOCABULARY} if row.backend == "vllm" else {}
-        return Recipe(sampled, kv_cache="fp8" if fp8 else "bf16", varied=False)
+        # _torch/models/modeling_qwen3.py: norms, quantisation and sums of TensorRT-LLM's Qwen3 are kernels of their own
+        plain = {"fuse_norm_quant": False, "fuse_allreduce_rms": False}
+        engine = plain if row.backend == "trtllm" and row.fam == "Qwen3-32B" else sampled
+        return Recipe(engine, kv_cache="fp8" if fp8 else "bf16", varied=False)
     return {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}[row.backend](row)
 
 
