@@ -16,7 +16,7 @@ from .cost.drafting import (
     with_drafter,
 )
 from .cost.lora import adapter_bytes, with_adapters
-from .cost.memory import Memory, longest_sequence, memory_waterfall
+from .cost.memory import MAX_BLOCKS, Memory, longest_sequence, memory_waterfall
 from .cost.steptime import compile_step_cost
 from .engine.fleet import ReplicaSpec, make_knobs
 from .engine.price import DraftCost, StepCost
@@ -132,11 +132,18 @@ class Deployment:
             async_scheduling=engine.async_scheduling,
             enable_prefix_caching=engine.enable_prefix_caching,
             **{name: getattr(engine, name) for name in FAMILY},
+            num_cpu_blocks=self._num_cpu_blocks,
+            swap_block_time=self.memory.block_bytes / self.hardware.pcie_bandwidth if self._num_cpu_blocks else 0.0,
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time,
             host_request_time=engine.host_request_time,
         )
+
+    @property
+    def _num_cpu_blocks(self) -> int:
+        swaps = self.engine.preemption_mode == "swap"
+        return min(int(self.engine.swap_space / self.memory.block_bytes), MAX_BLOCKS) if swaps else 0
 
     @property
     def _lookahead(self) -> int:
@@ -213,6 +220,11 @@ def _beside_drafter(
         )
     if engine.allocator != "paged":
         raise InputError("engine.allocator: drafts need memory that grows; must be paged under speculation")
+    if engine.preemption_mode == "swap":
+        raise InputError(
+            "engine.preemption_mode: drafts in flight are not modelled together with swapping; must be recompute under"
+            " speculation"
+        )
     if engine.max_num_seqs * (1 + speculation.num_speculative_tokens) > MAX_LOGITS:
         raise InputError(
             f"speculation.num_speculative_tokens: {engine.max_num_seqs} sequences of"

@@ -214,8 +214,9 @@ def allocate(request, scheduler, knobs, pieces, num_tokens, admitted, reserve):
     """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
     length = table_length_for(request, knobs, num_tokens, admitted)
     if knobs.allocator:
-        if length + reserve > scheduler.free_blocks or not take_piece(request, scheduler, knobs, pieces, length):
-            return False
+        if request.first_block < 0:  # else it was given its piece before it was sent
+            if length + reserve > scheduler.free_blocks or not take_piece(request, scheduler, knobs, pieces, length):
+                return False
         set_slots(request, knobs)
         return True
     needed = blocks_needed(knobs, request.num_computed_tokens, length)

@@ -23,6 +23,7 @@ def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
     add("bandwidth", f"{hardware.memory_bandwidth / 1e9:,.4g} GB/s", sheet, "", sources)
     for dtype, flops in hardware.flops.items():
         add(f"{dtype} peak", f"{flops / 1e12:,.4g} TFLOP/s", sheet, "", sources)
+
     def add_efficiency(name: str, row: OperatorEfficiency) -> None:
         value = f"bandwidth {row.bandwidth:.3f}, FLOP/s {row.flops:.3f}, fixed {row.fixed * 1e6:.3g} us"
         errors = next((row.errors[what] for what in ERRORS if what in row.errors), "")

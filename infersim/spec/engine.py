@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from .base import Description
 from .errors import InputError
 from .hardware import Hardware
-from .units import Count, CountOrZero, Number, Seconds, Share, short
+from .units import Bytes, Count, CountOrZero, Number, Seconds, Share, short
 
 GIB = 2.0**30
 INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
@@ -57,6 +57,10 @@ class EnginePreset:
     power-of-two of it"""
     allocator: str = "paged"
     """of KV memory: paged, or one piece per request: contiguous, or a buddy allocator's powers of two"""
+    preemption_mode: str = "recompute"
+    """what a preempted request's keys and values become: computed again, or copied to the CPU's memory and back"""
+    swap_space: float = 4 * GIB
+    """bytes of the CPU's memory per GPU for those that are swapped"""
     admit_when_idle: bool = False
     """static batching: requests enter only when nothing runs"""
     retracts: bool = False
@@ -344,6 +348,10 @@ class Engine(Description):
         Literal["first-chunk", "whole-prompt", "max-model-len", "to-completion", "output-length", "power-of-two"] | None
     ) = None
     """KV memory that a request gets at admission; output-length and power-of-two know what it will generate"""
+    preemption_mode: Literal["recompute", "swap"] | None = None
+    """preempted requests are computed again, or copied over PCIe to the CPU's memory and back while that has room"""
+    swap_space: Bytes | None = None
+    """memory of the CPU per GPU for swapped requests"""
     enable_prefix_caching: bool | None = None
     """find KV blocks of text that was computed before"""
     scheduling_policy: Literal["fcfs"] = "fcfs"
@@ -390,6 +398,8 @@ class ResolvedEngine:
     order: str
     reserve: str
     allocator: str
+    preemption_mode: str
+    swap_space: float
     admit_when_idle: bool
     retracts: bool
     late_hits: str
@@ -411,7 +421,8 @@ class ResolvedEngine:
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 
 
-SAME_NAME = ("allocator", "reserve", "block_size", "gpu_memory_utilization", "long_prefill_token_threshold",
+SAME_NAME = ("allocator", "reserve", "preemption_mode", "swap_space", "block_size", "gpu_memory_utilization",
+             "long_prefill_token_threshold",
              "watermark", "async_scheduling", "enable_prefix_caching", "host_step_time", "host_sequence_time",
              "host_request_time", "worker_step_time", "worker_sequence_time", "eager_launch_time",
              "fuse_norm_quant", "fuse_allreduce_rms")  # fmt: skip
@@ -475,6 +486,15 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
                 "engine.enable_prefix_caching: pieces of memory are not shared; engine.allocator must be paged"
             )
         knobs["enable_prefix_caching"] = False
+    if knobs["preemption_mode"] == "swap":
+        if engine.enable_prefix_caching:
+            problems.append(
+                "engine.enable_prefix_caching: is not modelled together with swapping;"
+                " engine.preemption_mode must be recompute"
+            )
+        knobs["enable_prefix_caching"] = False
+        if hardware.pcie_bandwidth is None:
+            problems.append(f"hardware.pcie_bandwidth: missing; requests are swapped over it ({hardware.name})")
     if preset.chunked_order and knobs["chunked_prefill"]:
         knobs["order"] = preset.chunked_order
     if engine.enable_mixed_chunk:

@@ -1,0 +1,96 @@
+"""KV memory in pieces and on the CPU: shares of memory, and what swapping saves and costs."""
+
+import numpy as np
+import pytest
+
+from infersim.explain.summary import kv_shares
+from infersim.run import run
+from infersim.spec.scenario import build_scenario
+
+SLOTS = 15_728  # of OPT-13B in 12 GiB (Kwon et al. 2023, table 1)
+
+
+def pieces(**engine):
+    """Conversations that all wait from the start, 2,048 tokens at most, on one A100."""
+    parts = {
+        "model": "OPT-13B",
+        "hardware": "a100-sxm-40gb",
+        "engine": {"preset": "orca", "max_model_len": 2048, "num_gpu_blocks_override": SLOTS + 1,
+                   "gpu_memory_utilization": 0.95} | engine,
+        "workload": {"num_requests": 400, "input_tokens": {"lognormal": {"mean": 180, "sigma": 1.0, "max": 500}},
+                     "output_tokens": {"lognormal": {"mean": 340, "sigma": 0.8, "max": 1500}}},
+    }  # fmt: skip
+    return run(build_scenario(parts, "test"))[0]
+
+
+@pytest.mark.parametrize("allocator", ["contiguous", "buddy"])
+def test_the_longest_reservation_leaves_what_no_piece_fits_in(allocator):
+    """Seven pieces of 2,048 fit in 15,728 slots; the rest is external as long as somebody waits."""
+    result = pieces(allocator=allocator)
+    shares = kv_shares(result)
+    assert result.peak_running == SLOTS // 2048
+    assert sum(shares.values()) == pytest.approx(1)
+    held = shares["token"] + shares["reserved"] + shares["internal"]
+    assert held <= 7 * 2048 / SLOTS + 1e-9
+    r = result.requests
+    tokens = (r["num_output_tokens"] * (r["prompt_tokens"] + r["num_output_tokens"])).sum()
+    room = (r["num_output_tokens"] * 2048.0).sum()
+    assert (shares["token"] + shares["reserved"]) / held == pytest.approx(tokens / room, rel=0.02)
+
+
+def test_who_knows_the_output_wastes_nothing_inside_and_a_buddy_allocator_outside():
+    """With the true length nothing is reserved in vain; pieces of any length waste less outside than powers of two,
+    and hold more sequences."""
+    exact, buddy = (pieces(allocator=a, reserve="output-length") for a in ("contiguous", "buddy"))
+    for result in (exact, buddy):
+        assert kv_shares(result)["internal"] == pytest.approx(0, abs=1e-9)
+    assert kv_shares(exact)["external"] < kv_shares(buddy)["external"]
+    assert exact.running_time / exact.end_time > 1.2 * buddy.running_time / buddy.end_time
+
+
+def test_powers_of_two_are_never_more_than_twice_the_output():
+    shares = kv_shares(pieces(reserve="power-of-two"))
+    assert 0 < shares["internal"] < shares["token"] + shares["reserved"]
+
+
+def short_of_memory(**engine):
+    parts = {
+        "model": "Llama-3.1-8B",
+        "hardware": "rtx-4090",
+        "engine": {"preset": "vllm-0", "max_model_len": 2048, "num_gpu_blocks_override": 600} | engine,
+        "workload": {"num_requests": 60, "input_tokens": {"uniform": [100, 600]},
+                     "output_tokens": {"uniform": [200, 900]}},
+    }  # fmt: skip
+    return run(build_scenario(parts, "test"))[0]
+
+
+def test_swapping_computes_every_token_once():
+    """What is copied out comes back: scheduled tokens are prompts and outputs, the last token apart; recomputation
+    needs more."""
+    swapped, recomputed = short_of_memory(preemption_mode="swap", swap_space="64 GiB"), short_of_memory()
+    r = swapped.requests
+    once = int((r["prompt_tokens"] + r["num_output_tokens"] - 1).sum(dtype="i8"))
+    assert r["num_preemptions"].sum() > 20
+    assert swapped.num_scheduled_tokens == once
+    assert recomputed.num_scheduled_tokens > 1.05 * once
+
+
+def test_copies_take_their_bytes_over_pcie():
+    """All that swapping adds to a step is its blocks' bytes at PCIe's bandwidth, out and in."""
+    result = short_of_memory(preemption_mode="swap", swap_space="64 GiB")
+    rows = result.replicas.rows
+    copied = int(rows["num_copied"].sum())
+    assert copied > 0
+    assert copied % 2 == 0  # every block that leaves returns
+    seconds = copied * result.memory.block_bytes / result.scenario.hardware.pcie_bandwidth
+    free = result.scenario.hardware.model_copy(update={"pcie_bandwidth": 1e30})
+    slow, fast = result, run(result.scenario.model_copy(update={"hardware": free}))[0]
+    assert slow.num_steps == fast.num_steps  # all wait from the start: time decides nothing
+    assert slow.busy_time - fast.busy_time == pytest.approx(seconds, rel=1e-6)
+
+
+def test_no_room_on_the_cpu_is_recomputation():
+    """A CPU pool smaller than any request changes nothing at all."""
+    tiny, none = short_of_memory(preemption_mode="swap", swap_space="1 MB"), short_of_memory()
+    for name in tiny.requests.dtype.names:
+        assert np.array_equal(tiny.requests[name], none.requests[name]), name
