@@ -132,6 +132,7 @@ class Deployment:
             async_scheduling=engine.async_scheduling,
             enable_prefix_caching=engine.enable_prefix_caching,
             **{name: getattr(engine, name) for name in FAMILY},
+            policy=engine.scheduling_policy,
             num_cpu_blocks=self._num_cpu_blocks,
             swap_block_time=self.memory.block_bytes / self.hardware.pcie_bandwidth if self._num_cpu_blocks else 0.0,
             lookahead=self._lookahead,

@@ -42,6 +42,7 @@ class Knobs:
     async_scheduling: bool = False  # schedule a token's successor before the token is known
     order: str = "running-first"  # what a step is made of, and what first
     reserve: str = "first-chunk"  # what a request gets at admission
+    policy: str = "fcfs"  # or priority, shortest-first
     allocator: str = "paged"  # or one piece of the address space: contiguous, buddy
     admit_when_idle: bool = False  # static batching
     retracts: bool = False  # SGLang's victims
@@ -74,6 +75,7 @@ class Request:
     prompt_tokens: int
     output_tokens: int  # what the model would generate: the scheduler must not look at it
     max_tokens: int
+    priority: int = 0
     segments: tuple[tuple[object, int], ...] = ()  # (name, tokens) that the prompt begins with
     name: object = None  # of its own text
     status: str = ""
@@ -347,6 +349,7 @@ class Simulation:
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.ratio = knobs.new_token_ratio
         self.num_copied = 0
+        self.preempted = False
         self.front_end = 0.0
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []
 
@@ -358,11 +361,14 @@ class Simulation:
             if len(self.in_flight) < self.knobs.steps_in_flight:
                 while self.incoming and self.incoming[0].visible <= self.now:
                     self.waiting.append(self.incoming.pop(0))
+                    self.waiting.sort(key=self.urgency)
                 if entries := self.schedule():
                     self.issue(entries)
                     continue
             if self.in_flight:
                 self.complete(*self.in_flight.pop(0))
+            elif self.preempted:
+                continue  # the one that lacked memory was the least urgent: now the others may go on
             elif self.running or self.waiting:
                 raise RuntimeError(f"zero progress at {self.now} s")
             elif self.incoming:
@@ -460,10 +466,14 @@ class Simulation:
             computed = request.num_computed_tokens
             until = min(computed + n + self.knobs.lookahead, self.knobs.max_model_len)
             while request in self.running and not self.allocate(request, computed, until):
-                victim = [r for r in self.running if r not in [chosen for chosen, _ in self.chosen]][-1]
+                victim = max(
+                    (r for r in self.running if r not in [chosen for chosen, _ in self.chosen]),
+                    key=lambda r: (self.urgency(r), self.running.index(r)),
+                )
                 self.running.remove(victim)
                 self.preempt(victim)
                 self.waiting.insert(0, victim)
+                self.waiting.sort(key=self.urgency)  # stable
             if request not in self.running:
                 break
             self.chosen.append((request, n))
@@ -546,6 +556,9 @@ class Simulation:
             self.chosen.append((request, n))
             self.budget -= n
 
+    def urgency(self, request: Request) -> int:
+        return {"fcfs": 0, "priority": request.priority, "shortest-first": request.prompt_tokens}[self.knobs.policy]
+
     def left(self, request: Request) -> int:
         """Tokens that SGLang thinks a request may still generate."""
         left = request.max_tokens - request.outputs - request.num_placeholders
@@ -570,6 +583,7 @@ class Simulation:
             self.running.remove(victim)
             self.preempt(victim)
             self.waiting.append(victim)
+            self.waiting.sort(key=self.urgency)
             retracted = True
         if retracted:
             decoded, wished = sum(r.outputs for r in self.running), sum(r.max_tokens for r in self.running)

@@ -13,6 +13,7 @@ from infersim.engine.price import DraftCost, StepCost
 from infersim.engine.state import ATTENTION_PRICE, RESOURCES
 
 COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens")
+"""beside priority, name and segments"""
 TICK = 2.0**-10
 ODD_TICK = 0.7316528461937 * TICK  # for requests of scenarios that round: a near tie would be decided by the rounding
 
@@ -127,6 +128,7 @@ def knobs(draw, exact: bool = True) -> dict:
         "host_step_time": draw(st.sampled_from([0, 0, 1, 4])) * TICK,
         "host_sequence_time": draw(st.sampled_from([0, 0, 1])) * TICK,
         "host_request_time": draw(st.sampled_from([0, 0, 1, 7])) * (TICK if exact else ODD_TICK),
+        "policy": draw(st.sampled_from(["fcfs", "fcfs", "priority", "shortest-first"])),
         **pieces,
     }
 
@@ -164,6 +166,7 @@ def requests(draw, max_model_len: int, exact: bool = True) -> list[dict]:
                 "prompt_tokens": prompt_tokens,
                 "output_tokens": output_tokens,
                 "max_tokens": max_tokens,
+                "priority": len(result) * 7 % 3,
             }
         )
     return result

@@ -46,7 +46,8 @@ def submit(fleet: Fleet, requests: list[dict], replica: int = 0) -> None:
             [name for name, _ in pieces],
             [length for _, length in pieces],
         )
-    fleet.submit(replica, *[[r[column] for r in requests] for column in COLUMNS], **shared)
+    columns = [[r[column] for r in requests] for column in COLUMNS]
+    fleet.submit(replica, *columns, priority=[r["priority"] for r in requests], **shared)
 
 
 def run(scenario: Scenario) -> Fleet:

@@ -1,8 +1,11 @@
 """How clients behave."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from ..workload.requests import Requests, own_text
 
 
 @dataclass(frozen=True)
@@ -19,3 +22,9 @@ class Clients:
     retries: int = 0
     backoff: float = 1.0
     priority: np.ndarray | None = None
+
+
+def columns_beside(requests: Requests, clients: Clients) -> dict[str, Any]:
+    """What a fleet is told of requests besides their lengths."""
+    priority = 0 if clients.priority is None else clients.priority
+    return {"names": own_text(requests.request_id), "segments": requests.segments, "priority": priority}

@@ -21,9 +21,9 @@ from ..engine.state import (
 )
 from ..spec.cluster import Cluster
 from ..spec.cluster import Router as RouterSpec
-from ..workload.requests import Requests, own_text
+from ..workload.requests import Requests
 from .adapters import Slots
-from .clients import Clients
+from .clients import Clients, columns_beside
 from .clock import Clock
 from .encode import Encode
 from .failures import Failures
@@ -81,7 +81,7 @@ class Front:
         self.refused: set[int] = set()
         """requests whose last attempt found the queue full"""
         columns = (requests.prompt_tokens, requests.output_tokens, clients.max_tokens, n)
-        fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
+        fleet.add(*columns, **columns_beside(requests, clients))
 
         self.delay = [] if requests.delay is None else requests.delay.tolist()
         self.followers: dict[int, list[int]] = {}

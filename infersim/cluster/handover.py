@@ -13,8 +13,8 @@ import numpy as np
 from ..engine.fleet import Fleet
 from ..engine.state import COMPLETED
 from ..spec.cluster import Cluster
-from ..workload.requests import Requests, own_text
-from .clients import Clients
+from ..workload.requests import Requests
+from .clients import Clients, columns_beside
 from .front import Front
 from .pool import Pool, Site
 
@@ -39,7 +39,7 @@ class HandOver(Front):
         self.bytes = 0.0
         """of KV handed over"""
         columns = (requests.prompt_tokens, 1, 1, n)
-        start = fleet.add(*columns, names=own_text(requests.request_id), segments=requests.segments)
+        start = fleet.add(*columns, **columns_beside(requests, clients))
         fleet.requests["hold"][start:] = 1
         self.prefill_row = list(range(start, start + n))
         self.owner |= {row: row - start for row in self.prefill_row}

@@ -11,8 +11,8 @@ from ..engine.fleet import Fleet
 from ..engine.state import COMPLETED
 from ..spec.cluster import STATIC_POLICIES, Cluster
 from ..spec.errors import InputError
-from ..workload.requests import Requests, own_text
-from .clients import Clients
+from ..workload.requests import Requests
+from .clients import Clients, columns_beside
 from .pool import Site, adapters_of, pools_of
 from .routers import assign, draws
 
@@ -66,7 +66,7 @@ def serve(
         fleet.knobs["max_concurrency"] = clients.max_concurrency
         replica = 0 if k == 1 else _assign(policy, sites, requests, seed)
         columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
-        fleet.submit(replica, *columns, names=own_text(requests.request_id), segments=requests.segments)
+        fleet.submit(replica, *columns, **columns_beside(requests, clients))
         interrupted = _advance(fleet, last, progress)
         end = float(fleet.replicas["now"].max())
         route = {"policy": policy if k > 1 else None}

@@ -2,8 +2,9 @@
 
 from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
 from .njit import compiled
+from .queue import remove
 from .replica import count_outstanding, drop_finished, send
-from .scheduler import allocate, free, remove, share_hits
+from .scheduler import allocate, free, share_hits
 from .state import ABORTED, COMPLETED, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 

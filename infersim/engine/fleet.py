@@ -31,7 +31,8 @@ class ReplicaSpec:
 def make_knobs(**values) -> np.void:
     """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight.
 
-    order, reserve, late_hits and allocator are names: keys of state.ORDERS, RESERVES, LATE_HITS and ALLOCATORS.
+    order, reserve, late_hits, allocator and policy are names: keys of state.ORDERS, RESERVES, LATE_HITS, ALLOCATORS and
+    POLICIES.
     """
     knobs = np.zeros((), state.KNOBS)
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = 1
@@ -42,6 +43,7 @@ def make_knobs(**values) -> np.void:
         "reserve": state.RESERVES,
         "late_hits": state.LATE_HITS,
         "allocator": state.ALLOCATORS,
+        "policy": state.POLICIES,
     }
     for name, value in values.items():
         if name in ("kv_window", "kv_multiplicity"):  # one per KV group
@@ -251,7 +253,16 @@ class Fleet:
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
     def submit(
-        self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=None, names=None, segments=None
+        self,
+        replica,
+        arrival,
+        prompt_tokens,
+        output_tokens,
+        max_tokens,
+        rank=None,
+        names=None,
+        segments=None,
+        priority=0,
     ) -> None:
         """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
 
@@ -274,7 +285,7 @@ class Fleet:
             tail = int(self.replicas["pending_tail"][r])
             if tail >= 0 and arrival[part][0] < self._requests["arrival"][tail]:
                 raise ValueError("arrivals must not go back in time")
-        first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival), names, segments)
+        first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival), names, segments, priority)
         new = self._requests[first : self.num_requests]
         new["arrival"], new["replica"] = arrival, replica
         if rank is not None:
@@ -287,7 +298,7 @@ class Fleet:
             self._requests["next"][chain[:-1]] = chain[1:]
             self._link(r, int(chain[0]), int(chain[-1]))
 
-    def add(self, prompt_tokens, output_tokens, max_tokens, n: int, names=None, segments=None) -> int:
+    def add(self, prompt_tokens, output_tokens, max_tokens, n: int, names=None, segments=None, priority=0) -> int:
         """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`.
 
         segments: (offsets i8[n + 1], names i8[m], lengths i4[m]): what prompts begin with, as in workload Requests;
@@ -302,7 +313,7 @@ class Fleet:
         new["arrival"] = new["sent"] = new["scheduled"] = new["first_token"] = -1.0
         new["last_token"] = -2.0  # unlike REPLICA.last_end at any time
         new["prompt_tokens"], new["output_tokens"], new["max_tokens"] = prompt_tokens, output_tokens, max_tokens
-        new["num_tokens"] = new["prompt_tokens"]
+        new["num_tokens"], new["priority"] = new["prompt_tokens"], priority
         new["max_num_tokens"] = new["prompt_tokens"] + new["max_tokens"]
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
         for link in ("replica", "next", "prev", "last_step", "table", "first_block"):
@@ -333,7 +344,7 @@ class Fleet:
         """Another request like one that was added, to be sent on its own; returns its row."""
         like = self._requests[row]
         new = self.add(like["prompt_tokens"], like["output_tokens"], like["max_tokens"], 1)
-        for name in ("hold", "name", "first_segment", "num_segments"):
+        for name in ("hold", "name", "first_segment", "num_segments", "priority"):
             self._requests[name][new] = self._requests[name][row]
         return new
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from .correction import correction
 from .njit import compiled, inlined
-from .scheduler import free, push_back, push_front, remove, schedule
+from .queue import push_back, push_front, remove
+from .scheduler import free, schedule
 from .speculation import draft_attention_time, num_accepted
 from .state import (
     ABORTED,
@@ -103,7 +104,7 @@ def join(requests, replica, schedulers, knobs):
             if request.num_blocks > 0:  # its KV has come from elsewhere: vLLM puts it first
                 push_front(requests, schedulers[request.rank], q)
             else:
-                push_back(requests, schedulers[request.rank], q)
+                push_back(requests, schedulers[request.rank], knobs.policy, q)
 
 
 @compiled

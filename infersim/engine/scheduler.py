@@ -17,6 +17,7 @@ from .blocks import (
 )
 from .contiguous import give_back, take_piece
 from .njit import compiled, inlined
+from .queue import push_back, put_back, remove, urgency
 from .speculation import add_verification
 from .state import (
     ADMIT,
@@ -35,70 +36,6 @@ from .state import (
     RUNNING,
     WAITING,
 )
-
-
-@compiled
-def push_back(requests, scheduler, q):
-    """Append request q to the waiting queue."""
-    requests[q].next = -1
-    requests[q].prev = scheduler.waiting_tail
-    if scheduler.waiting_tail >= 0:
-        requests[scheduler.waiting_tail].next = q
-    else:
-        scheduler.waiting_head = q
-    scheduler.waiting_tail = q
-    scheduler.num_waiting += 1
-
-
-@compiled
-def push_front(requests, scheduler, q):
-    """Prepend request q to the waiting queue (where a preempted request goes)."""
-    requests[q].prev = -1
-    requests[q].next = scheduler.waiting_head
-    if scheduler.waiting_head >= 0:
-        requests[scheduler.waiting_head].prev = q
-    else:
-        scheduler.waiting_tail = q
-    scheduler.waiting_head = q
-    scheduler.num_waiting += 1
-
-
-@compiled
-def put_back(requests, scheduler, q):
-    """Prepend the preempted request q, but behind those whose KV came from elsewhere.
-
-    They hold blocks: if it went before them, it might never have enough, and they never run.
-    """
-    before = -1
-    after = scheduler.waiting_head
-    while after >= 0 and requests[after].num_blocks > 0:
-        before = after
-        after = requests[after].next
-    if before < 0:
-        push_front(requests, scheduler, q)
-    elif after < 0:
-        push_back(requests, scheduler, q)
-    else:
-        requests[q].prev = before
-        requests[q].next = after
-        requests[before].next = q
-        requests[after].prev = q
-        scheduler.num_waiting += 1
-
-
-@compiled
-def remove(requests, scheduler, q):
-    """Take request q out of the waiting queue."""
-    before, after = requests[q].prev, requests[q].next
-    if before >= 0:
-        requests[before].next = after
-    else:
-        scheduler.waiting_head = after
-    if after >= 0:
-        requests[after].prev = before
-    else:
-        scheduler.waiting_tail = before
-    scheduler.num_waiting -= 1
 
 
 @compiled
@@ -214,9 +151,10 @@ def allocate(request, scheduler, knobs, pieces, num_tokens, admitted, reserve):
     """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
     length = table_length_for(request, knobs, num_tokens, admitted)
     if knobs.allocator:
-        if request.first_block < 0:  # else it was given its piece before it was sent
-            if length + reserve > scheduler.free_blocks or not take_piece(request, scheduler, knobs, pieces, length):
-                return False
+        given = request.first_block >= 0  # before it was sent
+        short = length + reserve > scheduler.free_blocks
+        if not given and (short or not take_piece(request, scheduler, knobs, pieces, length)):
+            return False
         set_slots(request, knobs)
         return True
     needed = blocks_needed(knobs, request.num_computed_tokens, length)
@@ -378,17 +316,24 @@ def drop(scheduler, running, place):
 
 @compiled
 def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
-    """Preempt the last running request that is not in this step to the head of the waiting queue; returns it.
+    """Preempt the last running request that is not in this step, or the last of the least urgent of those; returns it.
 
-    vLLM's FCFS victim. The request that lacks memory is not in this step, so there is one.
+    vLLM's victim. The request that lacks memory is not in this step, so there is one.
     """
     place = scheduler.num_running - 1
     while requests[running[place]].last_step == replica.num_steps:
         place -= 1
+    if knobs.policy:
+        for i in range(place - 1, -1, -1):
+            other = requests[running[i]]
+            if other.last_step != replica.num_steps and urgency(other, knobs.policy) > urgency(
+                requests[running[place]], knobs.policy
+            ):
+                place = i
     victim = running[place]
     drop(scheduler, running, place)
     preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments)
-    put_back(requests, scheduler, victim)
+    put_back(requests, scheduler, knobs.policy, victim)
     return victim
 
 
@@ -422,7 +367,7 @@ def retract(requests, replica, scheduler, knobs, running, blocks, tables, segmen
         q = running[victim]
         drop(scheduler, running, victim)
         preempt(requests, replica, scheduler, knobs, q, blocks, tables, segments)
-        push_back(requests, scheduler, q)
+        push_back(requests, scheduler, knobs.policy, q)
         retracted = True
     if retracted:
         decoded, wished = 0.0, 0.0

@@ -64,6 +64,9 @@ RESERVES = {
 # Blocks from anywhere, or one piece of the address space, of the size asked for or of a power of two.
 PAGED, CONTIGUOUS, BUDDY = range(3)
 ALLOCATORS = {"paged": PAGED, "contiguous": CONTIGUOUS, "buddy": BUDDY}
+# Who of those that wait is first.
+FCFS, PRIORITY, SHORTEST_FIRST = range(3)
+POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "shortest-first": SHORTEST_FIRST}
 # Cached text that is computed in the very step: found, not found, or waited for.
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 LATE_HITS = {"hit": 0, "miss": MISS_LATE_HITS, "wait": WAIT_FOR_LATE_HITS}
@@ -102,6 +105,7 @@ REQUEST = np.dtype(
         ("output_tokens", "i4"),  # what the model would generate
         ("max_tokens", "i4"),
         ("first_block", "i4"),  # of its piece of memory, where there are pieces
+        ("priority", "i4"),  # lower is more urgent
         ("num_swapped", "i4"),  # KV blocks of it in the CPU's memory
         ("arrival", "f8"),
         ("sent", "f8"),  # when the client sent it: at its arrival, or later under max_concurrency
@@ -198,6 +202,7 @@ KNOBS = np.dtype(
         ("late_hits", "i1"),  # LATE_HITS
         ("reserve", "i1"),  # RESERVES
         ("allocator", "i1"),  # ALLOCATORS
+        ("policy", "i1"),  # POLICIES
         ("num_cpu_blocks", "i4"),  # to which preempted requests are swapped, 0: they are recomputed
         ("swap_block_time", "f8"),  # s to copy one block, out or in
         ("admit_when_idle", "i1"),  # static batching: only when nothing runs

@@ -57,6 +57,7 @@ class EnginePreset:
     power-of-two of it"""
     allocator: str = "paged"
     """of KV memory: paged, or one piece per request: contiguous, or a buddy allocator's powers of two"""
+    scheduling_policy: str = "fcfs"
     preemption_mode: str = "recompute"
     """what a preempted request's keys and values become: computed again, or copied to the CPU's memory and back"""
     swap_space: float = 4 * GIB
@@ -354,7 +355,9 @@ class Engine(Description):
     """memory of the CPU per GPU for swapped requests"""
     enable_prefix_caching: bool | None = None
     """find KV blocks of text that was computed before"""
-    scheduling_policy: Literal["fcfs"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority", "shortest-first"] | None = None
+    """who waits is admitted in order of arrival, of its tenant's priority (lower first; the least urgent is preempted
+    first), or of its prompt's length"""
     host_step_time: HostTime | None = None
     """CPU time of the engine core per step"""
     host_sequence_time: HostTime | None = None
@@ -400,6 +403,7 @@ class ResolvedEngine:
     allocator: str
     preemption_mode: str
     swap_space: float
+    scheduling_policy: str
     admit_when_idle: bool
     retracts: bool
     late_hits: str
@@ -421,7 +425,8 @@ class ResolvedEngine:
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 
 
-SAME_NAME = ("allocator", "reserve", "preemption_mode", "swap_space", "block_size", "gpu_memory_utilization",
+SAME_NAME = ("allocator", "reserve", "preemption_mode", "swap_space", "scheduling_policy", "block_size",
+             "gpu_memory_utilization",
              "long_prefill_token_threshold",
              "watermark", "async_scheduling", "enable_prefix_caching", "host_step_time", "host_sequence_time",
              "host_request_time", "worker_step_time", "worker_sequence_time", "eager_launch_time",
