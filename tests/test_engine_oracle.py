@@ -85,7 +85,10 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     assert replica["num_scheduled_tokens"] == sum(n for _, step in expected.steps for _, n in step)
     assert replica["outstanding_time"] == pytest.approx(expected.in_system_time, rel=1e-9, abs=1e-12)
     assert fleet.schedulers["free_blocks"][0] == fleet.knobs["num_gpu_blocks"][0] - 1
-    assert not any(fleet.schedulers[name][0] for name in ("held_tokens", "final_tokens", "asked_blocks", "num_pieces"))
+    assert not any(
+        fleet.schedulers[name][0]
+        for name in ("held_tokens", "final_tokens", "asked_blocks", "num_pieces", "num_shared")
+    )
     assert fleet.schedulers["free_cpu_blocks"][0] == fleet.knobs["num_cpu_blocks"][0]
     assert fleet.time_by_resource.sum() == pytest.approx(replica["busy_time"], rel=1e-9)
     assert fleet.histogram.sum() == len(gaps)

@@ -115,6 +115,8 @@ def share(blocks, scheduler, b):
         blocks[block.prev].next = block.next
         blocks[block.next].prev = block.prev
         scheduler.free_blocks -= 1
+    else:
+        scheduler.num_shared += 1
     block.references += 1
 
 
@@ -130,6 +132,8 @@ def let_go(blocks, scheduler, b):
         block.next = 0
         blocks[0].prev = b
         scheduler.free_blocks += 1
+    else:
+        scheduler.num_shared -= 1
 
 
 @compiled

@@ -224,7 +224,7 @@ def observe(a, r):
     """Add the time since the last schedule to the integrals of running, waiting and blocks held."""
     ranks = a.call[0].ranks
     replica = a.replicas[r]
-    running, waiting, tokens = 0, 0, 0
+    running, waiting, tokens, shared = 0, 0, 0, 0
     blocks = ranks * (a.knobs[r].num_gpu_blocks - 1)
     for rank in range(r * ranks, (r + 1) * ranks):
         scheduler = a.schedulers[rank]
@@ -232,12 +232,14 @@ def observe(a, r):
         waiting += scheduler.num_waiting
         blocks -= scheduler.free_blocks
         tokens += scheduler.held_tokens
+        shared += scheduler.num_shared
     elapsed = replica.now - replica.last_schedule
     replica.last_schedule = replica.now
     replica.running_time += elapsed * running
     replica.waiting_time += elapsed * waiting
     replica.block_time += elapsed * blocks
     replica.token_time += elapsed * tokens
+    replica.shared_time += elapsed * shared
     if running > 0:
         replica.occupied_time += elapsed
     if a.knobs[r].allocator:

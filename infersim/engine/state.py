@@ -252,6 +252,7 @@ REPLICA = np.dtype(
         ("running_time", "f8"),  # integrals from schedule to schedule
         ("waiting_time", "f8"),
         ("block_time", "f8"),
+        ("shared_time", "f8"),  # of blocks saved
         ("occupied_time", "f8"),  # while anything ran
         (
             "token_time",
@@ -295,6 +296,7 @@ SCHEDULER = np.dtype(
         ("num_tokens", "i4"),
         ("free_cpu_blocks", "i4"),
         ("num_copied", "i4"),  # blocks copied out or in since the last step
+        ("num_shared", "i4"),  # blocks saved: holders of each block beyond its first
         ("num_pieces", "i4"),  # of memory given out, where it is given out in pieces
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
         ("final_tokens", "i8"),  # of requests that hold pieces: what these will have held in the end

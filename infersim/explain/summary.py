@@ -166,14 +166,21 @@ def _speculation(result: Result) -> dict[str, float | str] | None:
 
 
 def _prefix_cache(result: Result) -> dict[str, float | None]:
-    """Shares of the prompts, in tokens and in KV blocks, that stood in the cache when a request was first scheduled."""
-    rates = dict.fromkeys(("prefix_cache_token_hit_rate", "prefix_cache_block_hit_rate"))
+    """Shares of the prompts, in tokens and in KV blocks, that stood in the cache when a request was first scheduled.
+
+    And of the blocks of all requests, over time, those saved because others held the same (Kwon et al. 2023, section
+    6.3).
+    """
+    rates = dict.fromkeys(("prefix_cache_token_hit_rate", "prefix_cache_block_hit_rate", "kv_blocks_saved"))
     seen = result.requests[result.requests["scheduled"] >= 0]
     if result.engine.enable_prefix_caching and len(seen):
         size = result.engine.block_size
         cached, prompts = seen["num_cached_tokens"].sum(dtype="i8"), seen["prompt_tokens"]
         rates["prefix_cache_token_hit_rate"] = float(cached / prompts.sum(dtype="i8"))
         rates["prefix_cache_block_hit_rate"] = float(cached // size / (-(-prompts // size)).sum(dtype="i8"))
+        rows = result.replicas.rows
+        shared, held = float(rows["shared_time"].sum()), float(rows["block_time"].sum())
+        rates["kv_blocks_saved"] = shared / (shared + held) if held else 0.0
     return rates
 
 

@@ -162,6 +162,15 @@ class Images(Description):
     """of the requests: those that have any"""
 
 
+class Prefixes(Description):
+    """Texts that many prompts begin with: system prompts, tool descriptions, documents."""
+
+    count: Count = 1
+    """different ones; each request has one of them, by chance"""
+    tokens: LengthOrTokens
+    """length of each; it adds to input_tokens"""
+
+
 class Tenant(Description):
     """One customer of several."""
 
@@ -219,6 +228,11 @@ class Workload(Description):
     curve: list[tuple[Seconds, Annotated[Number, Field(ge=1e-6, le=1e6)]]] | None = None
     """[[seconds, factor of the rate], ...], straight lines between, over and over: a day, a week"""
 
+    n: Annotated[Count, Field(le=1024)] = 1
+    """answers to each prompt (parallel sampling): requests with the same prompt at the same time, which find its full
+    KV blocks in the prefix cache"""
+    prefixes: Prefixes | None = None
+    """what generated prompts begin with"""
     turns: LengthOrTokens = 1
     """requests of one session: each prompt begins with all that was said before; num_requests counts requests,
     request_rate sessions"""
@@ -256,7 +270,7 @@ class Workload(Description):
             return data
         generated = data.get("trace") is None
         defaults: dict[str, Any] = {"burstiness": 1.0, "time_scale": 1.0, "turns": 1, "think_time": 0.0}
-        defaults |= {"spikes": (), "retries": 0, "backoff": 1.0}
+        defaults |= {"spikes": (), "retries": 0, "backoff": 1.0, "n": 1}
         defaults["max_tokens"] = "output_length" if generated else "max_model_len"
         if generated:
             defaults["num_requests"] = 1000
@@ -298,6 +312,10 @@ class Workload(Description):
             times = [time for time, _ in self.curve]
             if len(times) < 2 or times[0] != 0 or any(b <= a for a, b in pairwise(times)):
                 wrong.append("curve must be points from 0 s on, in order, and end with the period")
+        if self.n > 1 and self.has_sessions:
+            wrong.append("n is for single requests; turns must be 1, without users")
+        if self.prefixes and (self.trace or self.has_sessions):
+            wrong.append("prefixes are for generated single requests; a trace and sessions have their own")
         if self.images and self.turns != 1:
             wrong.append("images are for single requests; turns must be 1")
         if self.model_column and (self.trace is None or self.models):

@@ -16,6 +16,7 @@ from .lengths import draw_lengths
 from .requests import Requests
 from .servegen import clients_of_folder, clients_of_json, draw_requests
 from .sessions import draw_sessions
+from .sharing import with_prefixes, with_samples
 from .table import json_table, read_csv, read_json_lines, read_text
 from .trace import requests_of
 
@@ -33,6 +34,8 @@ def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
         raise InputError(
             f"workload: requests arrive over {requests.arrival[-1]:.3g} s; must be at most {LONGEST:.0e} s, 32 years"
         )
+    if workload.prefixes:
+        requests = with_prefixes(requests, workload.prefixes, seed)
     if workload.tenants:
         tenant = _by_share(requests, [tenant.share for tenant in workload.tenants.values()], seed, "tenants")
         requests = replace(requests, tenant=tenant)
@@ -41,6 +44,10 @@ def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
     if workload.models:
         model = _by_share(requests, list(workload.models.values()), seed, "models")
         requests = replace(requests, model=model, models=tuple(workload.models))
+    if workload.n > 1:
+        if requests.after is not None:
+            raise InputError("workload.n: the trace's requests wait for one another; must be 1")
+        requests = with_samples(requests, workload, seed)
     return requests if requests.model is None or requests.segment_ids is None else _apart(requests)
 
 
