@@ -307,6 +307,7 @@ def end_step(a, r):
     regular_gaps = 0  # of sequences that also had a token in the step before: all the same
     last_end = replica.last_end
     keep_gaps = call.num_gaps > 0
+    speculates = call.depth > 0
     placeholder = 1 if knobs.async_scheduling else 0
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
@@ -318,10 +319,10 @@ def end_step(a, r):
                 continue
             request = requests[q]
             if request.status >= COMPLETED:
-                replica.num_wasted_tokens += 1 + drafts[i]
+                replica.num_wasted_tokens += 1 + (drafts[i] if speculates else 0)
                 continue
             accepted = 0
-            if drafts[i] > 0:
+            if speculates and drafts[i] > 0:
                 accepted = num_accepted(request, a.accepted, call.depth, drafts[i])
                 refused = drafts[i] - accepted
                 if request.status == RUNNING:  # else preempted, and nothing of it is computed
@@ -403,6 +404,7 @@ def start_step(a, r):
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
             a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
+            call.depth > 0,
         )  # fmt: skip
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens

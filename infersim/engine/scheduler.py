@@ -381,7 +381,7 @@ def retract(requests, replica, scheduler, knobs, running, blocks, tables, segmen
 @inlined
 def schedule(
     requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables,
-    segments,
+    segments, speculates,
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
 
@@ -540,7 +540,7 @@ def schedule(
                 scheduler.new_token_ratio = max(
                     scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
                 )
-        plain = only_full and phase != PREFILLS and proposed == 0
+        plain = only_full and phase != PREFILLS and not speculates
         num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
         i = 0
         while i < scheduler.num_running and budget > 0:
@@ -551,9 +551,8 @@ def schedule(
             if (
                 plain
                 and computed + 1 == request.num_tokens
-                and computed + knobs.lookahead < request.slots
+                and computed < request.slots
                 and request.num_tokens < request.max_num_tokens - placeholder
-                and request.num_drafts == 0
                 and (
                     phase == EVERYTHING or (computed >= request.prefill_end and request.last_step != replica.num_steps)
                 )
@@ -563,7 +562,6 @@ def schedule(
                 request.last_step = replica.num_steps
                 request.num_computed_tokens = computed + 1
                 request.num_tokens += placeholder
-                drafts[count] = 0
                 step[count] = q
                 count += 1
                 budget -= 1
