@@ -10,7 +10,7 @@ import yaml
 from shared import SHARED, needs_shared
 from typer.testing import CliRunner
 
-from infersim.calibration.overheads import bounded_solution, fit_overheads
+from infersim.calibration.overheads import bounded_solution, fit_overheads, mean_errors, predict
 from infersim.calibration.results import read_results
 from infersim.calibration.validation import validate
 from infersim.cli.app import app
