@@ -540,32 +540,56 @@ def schedule(
                 scheduler.new_token_ratio = max(
                     scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
                 )
-        plain = only_full and phase != PREFILLS and not speculates
+        plain = only_full and phase != PREFILLS
         num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
+        num_verified, num_drafting, draft_keys = 0, 0, 0
         i = 0
         while i < scheduler.num_running and budget > 0:
             q = running[i]
             request = requests[q]
             i += 1
             computed = request.num_computed_tokens
+            ahead = computed
+            if speculates:
+                ahead += request.num_drafts + knobs.lookahead
             if (
                 plain
                 and computed + 1 == request.num_tokens
-                and computed < request.slots
+                and ahead < request.slots
                 and request.num_tokens < request.max_num_tokens - placeholder
                 and (
                     phase == EVERYTHING or (computed >= request.prefill_end and request.last_step != replica.num_steps)
                 )
             ):  # what comes below, for most sequences of most steps: one token, with a block to put it in
-                num_decodes += 1
-                decode_keys += computed + 1
-                request.last_step = replica.num_steps
-                request.num_computed_tokens = computed + 1
-                request.num_tokens += placeholder
-                step[count] = q
-                count += 1
-                budget -= 1
-                continue
+                if not speculates:
+                    num_decodes += 1
+                    decode_keys += computed + 1
+                    request.last_step = replica.num_steps
+                    request.num_computed_tokens = computed + 1
+                    request.num_tokens += placeholder
+                    step[count] = q
+                    count += 1
+                    budget -= 1
+                    continue
+                verified = request.num_drafts
+                if verified < budget and ahead < longest and (threshold == 0 or verified < threshold):
+                    n = 1 + verified
+                    num_decodes += 1
+                    decode_keys += computed + n
+                    more_queries += verified
+                    more_pairs += verified * computed + n * verified // 2
+                    request.last_step = replica.num_steps
+                    request.num_computed_tokens = computed + n
+                    request.num_tokens += placeholder * n
+                    request.num_drafts = proposed
+                    num_verified += verified
+                    num_drafting += 1
+                    draft_keys += computed + 1
+                    drafts[count] = verified
+                    step[count] = q
+                    count += 1
+                    budget -= n
+                    continue
             if phase != EVERYTHING and (
                 (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == replica.num_steps
             ):
@@ -629,6 +653,10 @@ def schedule(
             count += 1
             budget -= n
         prefilled = prefilled or (phase == PREFILLS and count > 0)
+        scheduler.num_verified += num_verified
+        if proposed > 0:
+            scheduler.num_drafting += num_drafting
+            scheduler.draft_keys += draft_keys
         sums[0].num_decodes += num_decodes
         sums[0].decode_keys += decode_keys
         sums[0].more_queries += more_queries
