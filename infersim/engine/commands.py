@@ -1,10 +1,10 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
+from .allocation import allocate, free, share_hits
 from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
 from .njit import compiled
 from .queue import remove
 from .replica import count_outstanding, drop_finished, send
-from .scheduler import allocate, free, share_hits
 from .state import ABORTED, COMPLETED, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 

@@ -141,7 +141,7 @@ class Fleet:
         groups = zip(knobs["kv_window"], knobs["kv_multiplicity"][: knobs["num_kv_groups"]], strict=False)
         blocks = 0
         for window, tables in groups:
-            held = -(-(int(window) - 1 + budget) // block_size) + 1  # as scheduler.blocks_of_whole_sequence
+            held = -(-(int(window) - 1 + budget) // block_size) + 1  # as allocation.blocks_of_whole_sequence
             blocks += int(tables) * (1 if window == 1 else min(whole, held) if window else whole)
         if knobs["allocator"] == state.BUDDY:
             blocks = 1 << (blocks - 1).bit_length()

@@ -8,10 +8,11 @@ import math
 
 import numpy as np
 
+from .allocation import free
 from .correction import correction
 from .njit import compiled, inlined
 from .queue import push_back, push_front, remove
-from .scheduler import free, schedule
+from .scheduler import schedule
 from .speculation import draft_attention_time, num_accepted
 from .state import (
     ABORTED,

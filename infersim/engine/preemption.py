@@ -1,0 +1,98 @@
+"""Who gives up memory when it runs out, and what becomes of it. Compiled."""
+
+from .allocation import free
+from .blocks import identify
+from .njit import compiled
+from .queue import push_back, put_back, urgency
+from .state import RETRACT_STEPS, WAITING
+
+
+@compiled
+def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments):
+    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room."""
+    request = requests[victim]
+    if knobs.enable_prefix_caching and not scheduler.identified:
+        identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
+    request.status = WAITING
+    request.num_drafts = 0
+    request.num_preemptions += 1
+    replica.num_preemptions += 1
+    swapped, computed = request.num_blocks, request.num_computed_tokens
+    free(request, scheduler, blocks, tables)
+    if 0 < swapped <= scheduler.free_cpu_blocks:
+        scheduler.free_cpu_blocks -= swapped
+        scheduler.num_copied += swapped
+        request.num_swapped = swapped
+        request.num_computed_tokens = computed
+
+
+@compiled
+def drop(scheduler, running, place):
+    """Take one request out of the running list."""
+    scheduler.num_running -= 1
+    for i in range(place, scheduler.num_running):
+        running[i] = running[i + 1]
+
+
+@compiled
+def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+    """Preempt the last running request that is not in this step, or the last of the least urgent of those; returns it.
+
+    vLLM's victim. The request that lacks memory is not in this step, so there is one.
+    """
+    place = scheduler.num_running - 1
+    while requests[running[place]].last_step == replica.num_steps:
+        place -= 1
+    if knobs.policy:
+        for i in range(place - 1, -1, -1):
+            other = requests[running[i]]
+            if other.last_step != replica.num_steps and urgency(other, knobs.policy) > urgency(
+                requests[running[place]], knobs.policy
+            ):
+                place = i
+    victim = running[place]
+    drop(scheduler, running, place)
+    preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments)
+    put_back(requests, scheduler, knobs.policy, victim)
+    return victim
+
+
+@compiled
+def retract(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+    """Retract requests until every other can decode one token (SGLang's retract_decode); True if any was.
+
+    Those with the fewest outputs go first, of equal ones those with the longest prompts; to the end of the queue.
+    """
+    retracted = False
+    while True:
+        needed, others = 0, 0
+        victim = -1
+        for i in range(scheduler.num_running):
+            request = requests[running[i]]
+            if request.last_step == replica.num_steps:
+                continue  # a prefill of this step
+            others += 1
+            decodes = request.num_computed_tokens < request.num_tokens < request.max_num_tokens
+            if decodes and request.num_computed_tokens + 1 > request.table_length * knobs.block_size:
+                needed += scheduler.num_tables
+            if victim < 0:
+                victim = i
+            fewest = requests[running[victim]]
+            if request.num_output_tokens < fewest.num_output_tokens or (
+                request.num_output_tokens == fewest.num_output_tokens and request.prompt_tokens >= fewest.prompt_tokens
+            ):
+                victim = i
+        if needed <= scheduler.free_blocks or others <= 1:
+            break
+        q = running[victim]
+        drop(scheduler, running, victim)
+        preempt(requests, replica, scheduler, knobs, q, blocks, tables, segments)
+        push_back(requests, scheduler, knobs.policy, q)
+        retracted = True
+    if retracted:
+        decoded, wished = 0.0, 0.0
+        for i in range(scheduler.num_running):
+            decoded += requests[running[i]].num_output_tokens
+            wished += requests[running[i]].max_tokens
+        scheduler.new_token_ratio = min(1.0, (decoded + RETRACT_STEPS * scheduler.num_running) / (wished + 1.0))
+    return retracted
