@@ -132,14 +132,22 @@ class Deployment:
             async_scheduling=engine.async_scheduling,
             enable_prefix_caching=engine.enable_prefix_caching,
             **{name: getattr(engine, name) for name in FAMILY},
+            jump_tokens=engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0,
+            jump_chance=self._jump_chance,
             policy=engine.scheduling_policy,
             num_cpu_blocks=self._num_cpu_blocks,
             swap_block_time=self.memory.block_bytes / self.hardware.pcie_bandwidth if self._num_cpu_blocks else 0.0,
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
-            host_sequence_time=engine.host_sequence_time,
+            host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
             host_request_time=engine.host_request_time,
         )
+
+    @property
+    def _jump_chance(self) -> float:
+        """After a sampled token: a share s of the output is forced if chance * tokens = s / (1 - s)."""
+        share = self.engine.jump_forward_share
+        return share / (1 - share) / self.engine.jump_forward_tokens
 
     @property
     def _num_cpu_blocks(self) -> int:
@@ -221,6 +229,8 @@ def _beside_drafter(
         )
     if engine.allocator != "paged":
         raise InputError("engine.allocator: drafts need memory that grows; must be paged under speculation")
+    if engine.jump_forward_share > 0:
+        raise InputError("engine.jump_forward_share: is not modelled together with drafts; must be 0 under speculation")
     if engine.preemption_mode == "swap":
         raise InputError(
             "engine.preemption_mode: drafts in flight are not modelled together with swapping; must be recompute under"

@@ -58,6 +58,8 @@ class Knobs:
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
     max_concurrency: int = 0  # requests a client has open at most; 0: no limit
     drafts: tuple[int, ...] = ()  # of a sequence, by the number of running ones when it samples; (): no speculation
+    jump_tokens: int = 0  # that come with a sampled one if the grammar leaves no choice
+    jump_chance: float = 0.0  # after a sampled token
     depth: int = 0  # of drafts, how many can be accepted at most
     draft_passes: tuple[int, ...] = ()  # of the drafter after its first, by the number of drafts
     lookahead: int = 0  # tokens behind a step's own for which running requests take blocks as well
@@ -329,13 +331,19 @@ Accept = Callable[[int, int, bool], int]
 """(index of the request, its outputs so far, whether all drafts of its last step were accepted) -> drafts accepted"""
 
 
-def simulate(requests: list[dict], knobs: dict, price: Price, accept: Accept = lambda *_: 0) -> Outcome:
-    return Simulation(requests, Knobs(**knobs), price, accept).run()
+Jumps = Callable[[int, int], bool]
+"""(index of the request, its outputs so far) -> whether the grammar decides what follows the next one"""
+
+
+def simulate(
+    requests: list[dict], knobs: dict, price: Price, accept: Accept = lambda *_: 0, jumps: Jumps = lambda *_: False
+) -> Outcome:
+    return Simulation(requests, Knobs(**knobs), price, accept, jumps).run()
 
 
 class Simulation:
-    def __init__(self, requests: list[dict], knobs: Knobs, price: Price, accept: Accept):
-        self.knobs, self.price, self.accept = knobs, price, accept
+    def __init__(self, requests: list[dict], knobs: Knobs, price: Price, accept: Accept, jumps: Jumps):
+        self.knobs, self.price, self.accept, self.jumps = knobs, price, accept, jumps
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
@@ -728,8 +736,10 @@ class Simulation:
                 most = min(entry.verified, self.knobs.depth)
                 accepted = min(self.accept(request.index, request.outputs, request.all_accepted), most)
                 request.all_accepted = accepted == most
+            elif self.jumps(request.index, request.outputs):
+                accepted = self.knobs.jump_tokens
             if request in self.running:
-                request.num_computed_tokens -= entry.verified - accepted
+                request.num_computed_tokens -= entry.verified - accepted if entry.verified else 0
                 if not self.knobs.async_scheduling:
                     request.num_drafts = entry.proposed
             room = min(request.output_tokens, request.max_tokens) - request.outputs

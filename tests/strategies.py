@@ -37,6 +37,11 @@ class Scenario:
         draw = (splitmix64(key, outputs) >> 11) * 2.0**-53
         return next((i for i, chance in enumerate(row) if not draw < chance), len(row))
 
+    def jumps(self, index: int, outputs: int) -> bool:
+        """Whether the grammar decides what follows, by the same rule."""
+        draw = (splitmix64(integer_keys(0, "jumps", -1 - index), outputs) >> 11) * 2.0**-53
+        return draw < self.knobs.get("jump_chance", 0.0)
+
 
 def splitmix64(key: int, position: int) -> int:
     z = (key + (position + 1) * 0x9E3779B97F4A7C15) % 2**64
@@ -268,6 +273,8 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
     k = draw(knobs(exact))
     speculates = may_speculate and draw(st.booleans()) and (k["enable_prefix_caching"] or k["kv_window"] == (0,))
     speculates = speculates and "allocator" not in k and "num_cpu_blocks" not in k
+    if may_speculate and not speculates and not k["async_scheduling"] and draw(st.booleans()):
+        k |= {"jump_tokens": draw(st.integers(1, 6)), "jump_chance": draw(st.sampled_from([0.1, 0.5, 1.0]))}
     logits = k["max_num_batched_tokens"] if speculates else k["max_num_seqs"]
     cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
     more = draw(speculation(k, cost, exact)) if speculates else ()

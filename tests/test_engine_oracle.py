@@ -28,7 +28,7 @@ def replica_of(scenario: Scenario) -> ReplicaSpec:
 
 def expected_of(scenario: Scenario) -> oracle.Outcome:
     price = oracle.price_from_step_cost(scenario.cost, scenario.draft)
-    return oracle.simulate(scenario.requests, scenario.knobs, price, scenario.accept)
+    return oracle.simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps)
 
 
 def shares_text(scenario: Scenario) -> bool:

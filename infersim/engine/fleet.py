@@ -323,6 +323,8 @@ class Fleet:
             new["key"] = make_keys(self.seed, "acceptance", new["name"])
             drawn = uniforms(make_keys(self.seed, "kind", new["name"]), 0)
             new["acceptance"] = self.acceptance.rows(-1 - new["name"], drawn)
+        elif self.knobs["jump_tokens"].any():
+            new["key"] = make_keys(self.seed, "jumps", new["name"])
         if segments is not None:
             if not self.shares_text:
                 raise ValueError("segments need a fleet that shares text")

@@ -13,7 +13,7 @@ from .correction import correction
 from .njit import compiled, inlined
 from .queue import push_back, push_front, remove
 from .scheduler import schedule
-from .speculation import draft_attention_time, num_accepted
+from .speculation import draft_attention_time, num_accepted, uniform
 from .state import (
     ABORTED,
     ACTIVATIONS,
@@ -334,6 +334,11 @@ def end_step(a, r):
                 num_drafts_accepted += accepted
                 accepted = min(accepted, request.stop_tokens - request.num_output_tokens - 1)
                 request.num_accepted_tokens += accepted
+            elif knobs.jump_tokens > 0 and uniform(request.key, request.num_output_tokens) < knobs.jump_chance:
+                # what the grammar leaves no choice about is computed in the next step, beside the token after it
+                accepted = min(knobs.jump_tokens, request.stop_tokens - request.num_output_tokens - 1)
+                request.num_tokens += 1 + accepted
+                request.num_accepted_tokens += accepted
             else:
                 request.num_tokens += 1 - placeholder
             tokens = request.num_output_tokens + 1 + accepted
@@ -342,12 +347,12 @@ def end_step(a, r):
             request.last_token = end
             if last_token == last_end:
                 regular_gaps += 1
-            elif tokens > 1:
+            elif tokens > 1 + accepted:
                 a.histogram[gap_bin(end - last_token)] += 1
             else:
                 request.first_token = end
                 log_event(call, a.events, replica, q, r, PREFILL_DONE)
-            if keep_gaps and tokens > 1:
+            if keep_gaps and tokens > 1 + accepted:
                 a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
                 finished |= finish(

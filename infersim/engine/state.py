@@ -91,7 +91,10 @@ REQUEST = np.dtype(
         ("status", "i1"),
         ("acceptance", "i4"),  # its row in Arrays.accepted
         ("key", "u8"),  # of its draws
-        ("num_accepted_tokens", "i4"),  # output tokens that were drafts, and so came with another in one chunk
+        (
+            "num_accepted_tokens",
+            "i4",
+        ),  # output tokens that were drafts or a grammar's, so came with another in one chunk
         ("table_length", "i4"),  # blocks in each of its block tables, freed ones outside a window included
         ("num_blocks", "i4"),  # KV blocks held
         ("num_hashed_blocks", "i4"),  # full blocks per block table that have, or could have, their hash
@@ -212,6 +215,8 @@ KNOBS = np.dtype(
         ("new_token_ratio", "f8"),  # share of them that is expected, at first ...
         ("min_new_token_ratio", "f8"),  # ... and at last
         ("new_token_ratio_decay", "f8"),  # per decode step
+        ("jump_tokens", "i4"),  # that a grammar may decide behind a sampled one, 0: none
+        ("jump_chance", "f8"),
         ("lookahead", "i4"),  # tokens beyond a step's own for which blocks are taken: the drafter writes there
         ("host_step_time", "f8"),
         ("host_sequence_time", "f8"),

@@ -40,6 +40,8 @@ TECHNIQUES = (
     Technique("engine.gpu_memory_utilization", "KV memory", FEWER_BYTES, "packing", True),
     Technique("engine.num_gpu_blocks_override", "KV memory", FEWER_BYTES, "packing", True),
     Technique("engine.scheduler_reserve_full_isl", "whole-prompt admission", FEWER_BYTES, "packing", True),
+    Technique("engine.grammar_mask_time", "constrained decoding", NEITHER, "host", True),
+    Technique("engine.jump_forward", "jump-forward decoding", FEWER_STEPS, "steps", True),
     Technique("engine.allocator", "allocation of KV memory", FEWER_BYTES, "packing", True),
     Technique("engine.reserve", "reservation of KV memory", FEWER_BYTES, "packing", True),
     Technique("engine.preemption_mode", "swapping", FEWER_BYTES, "KV", True),

@@ -41,8 +41,11 @@ def _counts(result: Result) -> Iterator[str]:
     outputs = done["num_output_tokens"].astype("i8")
     if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
         yield "a completed request has not the tokens it was to generate"
-    # every token in that was not cached, and every token out but the last, goes through a step; recomputation only adds
-    if result.num_scheduled_tokens < int((done["prompt_tokens"] - done["num_cached_tokens"] + outputs - 1).sum()):
+    # every token in that was not cached, and every token out but the last ones, goes through a step; recomputation adds
+    engine = result.engine
+    last = 1 + (engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0)
+    needed = done["prompt_tokens"] - done["num_cached_tokens"] + outputs - np.minimum(outputs, last)
+    if result.num_scheduled_tokens < int(needed.sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
     if int(result.itl_histogram.sum()) != int(num_gaps(r).sum()):
         yield "there are not as many inter-token gaps as chunks between"

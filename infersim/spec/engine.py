@@ -57,6 +57,12 @@ class EnginePreset:
     power-of-two of it"""
     allocator: str = "paged"
     """of KV memory: paged, or one piece per request: contiguous, or a buddy allocator's powers of two"""
+    grammar_mask_time: float = 0.0
+    """CPU seconds per sequence in a step for the mask of tokens that a grammar allows (constrained decoding)"""
+    jump_forward_share: float = 0.0
+    """of the outputs: tokens about which the grammar leaves no choice, which are computed as a prompt is"""
+    jump_forward_tokens: int = 4
+    """in a row"""
     scheduling_policy: str = "fcfs"
     preemption_mode: str = "recompute"
     """what a preempted request's keys and values become: computed again, or copied to the CPU's memory and back"""
@@ -349,6 +355,13 @@ class Engine(Description):
         Literal["first-chunk", "whole-prompt", "max-model-len", "to-completion", "output-length", "power-of-two"] | None
     ) = None
     """KV memory that a request gets at admission; output-length and power-of-two know what it will generate"""
+    grammar_mask_time: HostTime | None = None
+    """constrained decoding: CPU time per sequence in a step for the mask of tokens that the grammar allows"""
+    jump_forward_share: Annotated[Share, Field(lt=1)] | None = None
+    """share of the output that the grammar alone decides, computed like a prompt instead of decoded (SGLang's jump
+    forward; without async scheduling)"""
+    jump_forward_tokens: Annotated[Count, Field(le=1024)] | None = None
+    """tokens that it decides in a row"""
     preemption_mode: Literal["recompute", "swap"] | None = None
     """preempted requests are computed again, or copied over PCIe to the CPU's memory and back while that has room"""
     swap_space: Bytes | None = None
@@ -401,6 +414,9 @@ class ResolvedEngine:
     order: str
     reserve: str
     allocator: str
+    grammar_mask_time: float
+    jump_forward_share: float
+    jump_forward_tokens: int
     preemption_mode: str
     swap_space: float
     scheduling_policy: str
@@ -425,12 +441,11 @@ class ResolvedEngine:
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 
 
-SAME_NAME = ("allocator", "reserve", "preemption_mode", "swap_space", "scheduling_policy", "block_size",
-             "gpu_memory_utilization",
-             "long_prefill_token_threshold",
-             "watermark", "async_scheduling", "enable_prefix_caching", "host_step_time", "host_sequence_time",
-             "host_request_time", "worker_step_time", "worker_sequence_time", "eager_launch_time",
-             "fuse_norm_quant", "fuse_allreduce_rms")  # fmt: skip
+SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "allocator", "reserve",
+             "preemption_mode", "swap_space", "scheduling_policy", "block_size", "gpu_memory_utilization",
+             "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching",
+             "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
+             "worker_sequence_time", "eager_launch_time", "fuse_norm_quant", "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
                "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
@@ -491,6 +506,19 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
                 "engine.enable_prefix_caching: pieces of memory are not shared; engine.allocator must be paged"
             )
         knobs["enable_prefix_caching"] = False
+    if knobs["jump_forward_share"] > 0:
+        if engine.async_scheduling:
+            problems.append(
+                "engine.async_scheduling: the step after a jump cannot be scheduled before it is known; must be false"
+                " with jump_forward_share"
+            )
+        knobs["async_scheduling"], origin["async_scheduling"] = False, "jumps must be known first"
+        most = knobs["jump_forward_tokens"] / (1 + knobs["jump_forward_tokens"])
+        if knobs["jump_forward_share"] > most:
+            problems.append(
+                f"engine.jump_forward_share: a sampled token comes before each jump of"
+                f" {knobs['jump_forward_tokens']} tokens; must be at most {most:.4g}"
+            )
     if knobs["preemption_mode"] == "swap":
         if engine.enable_prefix_caching:
             problems.append(
