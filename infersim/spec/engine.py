@@ -90,6 +90,8 @@ class EnginePreset:
     """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too"""
     eager_launch_time: float = 50e-6
     """CPU seconds to launch a kernel outside CUDA graphs, Python and all: no such step is shorter than its launches"""
+    enforce_eager: bool = False
+    """no CUDA graphs, as in vLLM before 0.2.7"""
     host_source: str = (
         "assumed; between Scheduler.update_from_output alone (1.1 us per sequence, vLLM pull request 46112) and a"
         " whole 0.27.1 engine loop without a GPU (541 us per step, 12.7 us per running request, simllm pull request"
@@ -355,6 +357,8 @@ class Engine(Description):
     """the same per sequence in a step"""
     eager_launch_time: HostTime | None = None
     """CPU time to launch a kernel outside CUDA graphs; no such step is shorter than its launches"""
+    enforce_eager: bool | None = None
+    """no CUDA graphs: decode steps are launched kernel by kernel too"""
     fuse_allreduce_rms: bool | None = None
     """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too (vLLM's compilation pass)"""
     attention_kernel: AttentionKernel | None = None
@@ -398,6 +402,7 @@ class ResolvedEngine:
     worker_step_time: float
     worker_sequence_time: float
     eager_launch_time: float
+    enforce_eager: bool
     fuse_allreduce_rms: bool
     attention_kernel: str | None
     origin: dict[str, str]
@@ -407,7 +412,7 @@ class ResolvedEngine:
 SAME_NAME = ("allocator", "reserve", "block_size", "gpu_memory_utilization", "long_prefill_token_threshold",
              "watermark", "async_scheduling", "enable_prefix_caching", "host_step_time", "host_sequence_time",
              "host_request_time", "worker_step_time", "worker_sequence_time", "eager_launch_time",
-             "fuse_allreduce_rms")  # fmt: skip
+             "enforce_eager", "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
                "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
