@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sums
-from infersim.cost.operator import evaluate
 from infersim.cost.memory import memory_waterfall
+from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import (

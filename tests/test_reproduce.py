@@ -17,8 +17,17 @@ from infersim.reproduce.notes import NOTES
 from infersim.reproduce.table import all_claims
 from infersim.spec.errors import InputError
 
-LEFT_TO_OTHERS = {"sys.dynamo", "sys.llmd", "kv.sharing", "sys.sglang", "sys.trtllm"}
-KNOWN_FAILURES = {"chen.optK", "fa1.fig2.runtime", "sarathi.falcon", "vllm.fig13a.vllm", "vllm.derived.vllm"}
+LEFT_TO_OTHERS = {"sys.dynamo", "sys.llmd", "sys.sglang", "sys.trtllm"}
+KNOWN_FAILURES = {
+    "chen.optK",
+    "fa1.fig2.runtime",
+    "sarathi.falcon",
+    "vllm.alpaca.oracle_basic_beam6",
+    "vllm.fig18b",
+    "vllm.fig2.orca_pow2",
+    "vllm.rate.vs_ft",
+    "vllm.sharegpt.beam",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +64,13 @@ def test_the_table_is_that_of_the_notes(outcome):
 
 @needs_shared
 def test_every_anchor_has_a_row(outcome):
-    """All printed numbers, those on PagedAttention apart; printed values stand in the table unchanged."""
+    """All printed numbers, as many as were asked for evaluated; printed values stand in the table unchanged."""
     anchors = yaml.safe_load((SHARED / "facts" / "paper_anchors.yaml").read_text())["anchors"]
-    wanted = {anchor["id"] for anchor in anchors if not anchor["id"].startswith("vllm.")}
-    assert wanted <= {row["id"] for row in outcome["results"]}
+    assert {anchor["id"] for anchor in anchors} - {"vllm.spec.ngram"} <= {row["id"] for row in outcome["results"]}
+    verdicts = {row["id"]: row["ok"] for row in outcome["results"]}
+    read = [verdicts[a["id"]] for a in anchors if a["tier"] in ("P", "T", "S", "C")]
+    assert read.count(None) <= len(read) - 100
+    assert read.count(True) >= 0.9 * (len(read) - read.count(None))
     expected = {row["id"]: row["expected"] for row in outcome["results"]}
     for anchor in anchors:
         if anchor["id"].startswith("lev.tab4."):
@@ -127,8 +139,8 @@ def test_the_verb_prints_the_contract():
     outcome = CliRunner().invoke(app, ["reproduce", "bw.step", "kv", "--json"])
     assert outcome.exit_code == 0
     document = json.loads(outcome.stdout)
-    assert document["ok"] == 6
+    assert document["ok"] == 7
     keys = {"id", "source", "kind", "expected", "got", "tolerance", "ok", "note"}
     assert all(keys <= set(row) for row in document["results"])
-    assert "6 ok, 0 failed" in CliRunner().invoke(app, ["reproduce", "bw.step", "kv"]).stdout
+    assert "7 ok, 0 failed" in CliRunner().invoke(app, ["reproduce", "bw.step", "kv"]).stdout
     assert CliRunner().invoke(app, ["reproduce", "nothing"]).exit_code == 2
