@@ -24,7 +24,7 @@ REASONS = {
     "eagle1.ablation": ("Li et al. 2024, EAGLE", "an ablation of a trained drafter"),
     "eagle2.calib": ("Li et al. 2024, EAGLE-2", "how well a trained drafter knows its own chances"),
     "specbench.a100.v7b": ("Spec-Bench leaderboard", "calibrates the methods' time per step for the two larger models"),
-    "turbospec": ("Liu et al. 2024, TurboSpec", "a maximum over loads that are not listed"),
+    "vllm.spec.ngram": ("vLLM blog 2024-10-17", "read off a figure; lengths and acceptance are not printed"),
     "kivi": ("Liu et al. 2024, KIVI", "GPU, lengths and batch are not printed"),
     "gptq.speed": ("Frantar et al. 2022, GPTQ", "recalled, not read in the paper"),
     "awq.speed": ("Lin et al. 2023, AWQ", "recalled, not read in the paper"),

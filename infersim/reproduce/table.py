@@ -12,6 +12,7 @@ from . import (
     leviathan,
     relations,
     serving,
+    systems,
 )
 from .claims import Claim
 from .notes import NOTES
@@ -21,6 +22,6 @@ def all_claims() -> tuple[Claim, ...]:
     """Every claim that `infersim reproduce` knows."""
     modules = (
         relations, kv_capacity, kv_sharing, kv_rates, kv_recovery, leviathan, branchynet, flashattention, drafters,
-        serving, inapplicable,
+        serving, systems, inapplicable,
     )  # fmt: skip
     return NOTES + tuple(claim for module in modules for claim in module.claims())
