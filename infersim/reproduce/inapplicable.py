@@ -29,7 +29,6 @@ REASONS = {
     "gptq.speed": ("Frantar et al. 2022, GPTQ", "recalled, not read in the paper"),
     "awq.speed": ("Lin et al. 2023, AWQ", "recalled, not read in the paper"),
     "orca": ("Yu et al. 2022, Orca", "at equal latency with a batching that the paper tunes by hand"),
-    "sarathi.cap": ("Agrawal et al. 2024, Sarathi-Serve", "capacities at limits whose milliseconds are not printed"),
     "distserve.head": ("Zhong et al. 2024, DistServe", "a maximum over clusters of two pools"),
     "distserve.sim": ("Zhong et al. 2024, DistServe", "the error of another simulator"),
     "splitwise": ("Patel et al. 2024, Splitwise", "clusters of two pools, priced by contracts that are not printed"),

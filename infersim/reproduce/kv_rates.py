@@ -9,26 +9,26 @@ from infersim.run import simulate
 
 from .claims import SIMULATION, Claim
 from .kv_sharing import samples, saved_by_beams
-from .kwon import PAPER, SERVERS, normalised_latency, requests_of, scenario, served
+from .kwon import PAPER, SERVERS, latency, normalised_latency, requests_of, scenario
 
 LIMIT = 0.5  # s per output token, queueing included: assumed, the middle of figure 12's axis
 WIDTH = 6
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
-def highest(latency: Callable[[float], float]) -> float:
-    """Requests per second up to which latency(rate) is within LIMIT."""
+def highest(holds: Callable[[float], bool]) -> float:
+    """Requests per second up to which holds(rate), within 0.1 %."""
     low, high = 0.02, 100.0
-    for _ in range(12):
+    while high > 1.002 * low:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if latency(middle) <= LIMIT else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return (low * high) ** 0.5
 
 
 @cache
 def sustained(system: str, data: str, server: str) -> float:
     """Requests per second."""
-    return highest(lambda rate: normalised_latency(served(system, data, rate, server)))
+    return highest(lambda rate: latency(system, data, rate, server) <= LIMIT)
 
 
 @cache
@@ -36,12 +36,13 @@ def sustained_beams(system: str) -> float:
     """The same of OPT-13B on Alpaca, each request being WIDTH beams; paged memory holds more, as beams share it."""
     capacity = 1 / (1 - saved_by_beams("alpaca", WIDTH) / 100) if system == "vllm" else 1.0
 
-    def latency(rate: float) -> float:
+    def holds(rate: float) -> bool:
         setting = scenario(system, "alpaca", rate, capacity=capacity)
         prompts = requests_of(setting)
-        return normalised_latency(simulate(setting, samples(prompts.keep(np.arange(len(prompts)) < 10_000), WIDTH)))
+        prompts = prompts.keep(np.arange(len(prompts)) < 10_000)
+        return normalised_latency(simulate(setting, samples(prompts, WIDTH))) <= LIMIT
 
-    return highest(latency)
+    return highest(holds)
 
 
 def over(system: str, server: str) -> float:
@@ -55,8 +56,8 @@ def _over_oracle_on_alpaca() -> tuple[float, float]:
 
 def _largest_good_block(data: str, rate: float) -> float:
     """Tokens per block, with at most twice the latency that blocks of 16 give."""
-    latency = [normalised_latency(served("vllm", data, rate, block_size=size)) for size in BLOCK_SIZES]
-    return float(max(size for size, t in zip(BLOCK_SIZES, latency, strict=True) if t <= 2 * latency[0]))
+    times = [latency("vllm", data, rate, block_size=size) for size in BLOCK_SIZES]
+    return float(max(size for size, t in zip(BLOCK_SIZES, times, strict=True) if t <= 2 * times[0]))
 
 
 def claims() -> tuple[Claim, ...]:

@@ -79,11 +79,9 @@ def scenario(
 
 
 @cache
-def served(
-    system: str, data: str = "sharegpt", rate: float = math.inf, server: str = "13b", block_size: int | None = None
-) -> Result:
-    """The run of a scenario."""
-    return run(scenario(system, data, rate, server, block_size))[0]
+def served(system: str, data: str = "sharegpt", rate: float = math.inf) -> Result:
+    """One trace through one system in front of OPT-13B."""
+    return run(scenario(system, data, rate))[0]
 
 
 def requests_of(setting: Scenario) -> Requests:
@@ -109,3 +107,9 @@ def normalised_latency(result: Result) -> float:
     """Seconds per output token, end to end, queueing included; mean over requests."""
     r = result.requests
     return float(((r["last_token"] - r["arrival"]) / r["num_output_tokens"]).mean())
+
+
+@cache
+def latency(system: str, data: str, rate: float, server: str = "13b", block_size: int | None = None) -> float:
+    """The normalised latency of one trace through one system."""
+    return normalised_latency(run(scenario(system, data, rate, server, block_size))[0])

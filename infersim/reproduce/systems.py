@@ -14,10 +14,13 @@ from infersim.run import run, simulate
 from infersim.spec.scenario import Scenario, build_scenario
 
 from .claims import Claim, relation, share_holding
+from .drafters import overhead
+from .kv_rates import highest
 from .kv_sharing import samples
 from .kwon import requests_of
 
 TWO_WAYS = "Two Ways to Go Faster (notes)"
+SARATHI = "Agrawal et al. 2024, Sarathi-Serve"
 TURBOSPEC = "Liu et al. 2024, TurboSpec (arXiv 2406.14066)"
 CHAT = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}
 LENGTHS = {"input_tokens": 512, "output_tokens": 129}
@@ -192,6 +195,29 @@ def _under_load() -> float:
     )
 
 
+# Sarathi-Serve's openchat_sharegpt4 (its table 2), and its limits: P99 of the gaps between tokens within five decode
+# steps of 32 sequences after 4,096 tokens (strict), half of the requests scheduled within 2 s.
+SHAREGPT4 = {
+    "input_tokens": {"lognormal": {"median": 1730, "p90": 5696, "max": 7000}},
+    "output_tokens": {"lognormal": {"median": 415, "p90": 834, "max": 1100}},
+}
+STRICT, DELAY = 5, 2.0
+
+
+def _capacity(preset: str) -> float:
+    """Requests per second of Mistral-7B on an A100 within these limits."""
+    limit = STRICT * overhead("Mistral-7B", "ngram", 1, batch=32, context=4096)[0]
+
+    def holds(rate: float) -> bool:
+        data = {"model": "Mistral-7B", "hardware": "a100-sxm-80gb", "engine": {"preset": preset, "max_model_len": 8192}}
+        load = {"num_requests": 1500, "request_rate": rate, **SHAREGPT4}
+        result = run(build_scenario(data | {"workload": load}, "reproduce"), save_detailed=True)[0]
+        delay = np.median(result.requests["scheduled"] - result.requests["sent"])
+        return bool(np.percentile(result.itl_gaps, 99) <= limit and delay <= DELAY)
+
+    return highest(holds)
+
+
 def claims() -> tuple[Claim, ...]:
     behaviour = "behaviour"
     return (
@@ -199,6 +225,9 @@ def claims() -> tuple[Claim, ...]:
         relation("sys.trtllm", TWO_WAYS, _trtllm, "INT4, FP8, paging, fused attention, drafts, joining", behaviour),
         relation("sys.dynamo", TWO_WAYS, _dynamo, "prefill apart, KV routing, a drafter apart", behaviour),
         relation("sys.llmd", TWO_WAYS, _llmd, "conversations of four turns on four replicas", behaviour),
+        Claim("sarathi.cap", SARATHI, 2.6, "x requests per second over vLLM, Mistral-7B", 0.25,
+              lambda: _capacity("sarathi") / _capacity("vllm-0"), "P99 between tokens within five decode steps; chunks"
+              " of 512; assumed: log-normal lengths; the larger models' contexts are longer than their checkpoints'"),
         relation("turbospec", TURBOSPEC, _under_load, "Llama-3.2-1B drafts five for Llama-3.1-8B; the largest gain,"
                  " printed as 3.2x, is over loads that are not listed", behaviour),
     )  # fmt: skip
