@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 from typer.testing import CliRunner
 
@@ -13,9 +16,12 @@ from infersim.reproduce import drafters
 from infersim.reproduce.claims import Claim, check, select
 from infersim.reproduce.figures import exit_gains
 from infersim.reproduce.inapplicable import REASONS
+from infersim.reproduce.kv_rates import highest
+from infersim.reproduce.kv_sharing import samples
 from infersim.reproduce.notes import NOTES
 from infersim.reproduce.table import all_claims
 from infersim.spec.errors import InputError
+from infersim.workload.requests import Requests
 
 KNOWN_FAILURES = {
     "chen.optK",
@@ -124,6 +130,30 @@ def test_a_number_beside_the_claim_fails_and_one_that_cannot_be_had_is_not_appli
     outcome = check(claims)
     assert [row["ok"] for row in outcome["results"]] == [False, True, None]
     assert (outcome["ok"], outcome["failed"], outcome["not_applicable"]) == (1, 1, 1)
+
+
+def test_ranges_hold_for_each_number_and_tolerances_may_be_in_the_unit():
+    claims = [
+        Claim("a.in", "s", (1.0, 2.0), "x", 0.1, lambda: (0.9, 1.5, 2.2), "", "range"),
+        Claim("a.out", "s", (1.0, 2.0), "x", 0.1, lambda: (1.5, 2.3), "", "range"),
+        Claim("a.points", "s", (40.0, 0.0), "%", 3, lambda: (42.9, 2.9), "", absolute=True),
+        Claim("a.beside", "s", (40.0, 0.0), "%", 3, lambda: (43.1, 0.0), "", absolute=True),
+    ]
+    assert [row["ok"] for row in check(claims)["results"]] == [True, False, True, False]
+
+
+def test_the_highest_rate_is_found():
+    assert highest(lambda rate: rate <= 1.234) == pytest.approx(1.234, rel=2e-3)
+
+
+@given(st.integers(1, 6), st.integers(1, 5))
+def test_samples_have_one_prompt_and_their_own_first_tokens(n, prompts):
+    """Work is conserved: n times the tokens; texts are equal within a prompt and differ between them."""
+    columns = np.arange(1, prompts + 1, dtype="i4") * 20
+    many = samples(Requests(np.arange(float(prompts)), columns, columns, np.arange(prompts)), n)
+    assert (many.prompt_tokens + many.output_tokens).sum() == n * 2 * columns.sum()
+    assert (many.prompt_tokens - many.segment_lengths == 1).all()
+    assert np.bincount(many.segment_ids).tolist() == [n] * prompts
 
 
 def test_claims_are_chosen_by_id_or_group():

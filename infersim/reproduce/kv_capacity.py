@@ -8,9 +8,8 @@ from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
 
 from .claims import SIMULATION, Claim, relation, share_holding
-from .kwon import BLOCK, LONGEST, PAPER, running, served, slots, throughput
+from .kwon import LONGEST, PAPER, running, served, slots, throughput
 
-SPEED = "Inference speed isn't just a model-size problem (notes)"
 NOTES = "The Papers Behind Modern Inference Optimisation (notes)"
 TABLE_1 = (("13b", 15_700, 0.002), ("66b", 9_700, 0.02), ("175b", 60_100, 0.001))  # slots, tolerance
 FIGURE_2 = (  # % token, reserved, internal and external (with what is free), tolerance in points
@@ -45,10 +44,6 @@ def held(result: Result) -> float:
 
 def _left_over() -> float:
     return 100 * (1 - slots("13b") // LONGEST * LONGEST / slots("13b"))
-
-
-def _gain() -> float:
-    return throughput(served("vllm")) / throughput(served("orca_max"))
 
 
 def _concurrency() -> float:
@@ -105,9 +100,7 @@ def claims() -> tuple[Claim, ...]:
               lambda: held(served("vllm", rate=2.0)), "simulated"),
         Claim("vllm.derived.step", PAPER, 75, "ms per step, Alpaca", SIMULATION, _alpaca_step,
               "30 requests a second; input: the 45 ms for ShareGPT, which give the host's time per sequence"),
-        Claim("kv.gain", SPEED, (2, 4), "x throughput", SIMULATION, _gain,
-              f"OPT-13B, blocks of {BLOCK} against reservations of {LONGEST:,}, more waiting than fit", "range"),
-        relation("kv.concurrency", NOTES, _concurrency, "the same runs: sequences, tokens/s, time per token",
-                 "behaviour"),
+        relation("kv.concurrency", NOTES, _concurrency,
+                 "OPT-13B, more waiting than fit: sequences, tokens/s, time per token", "behaviour"),
     ]  # fmt: skip
     return tuple(rows)

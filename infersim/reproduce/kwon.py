@@ -39,7 +39,7 @@ LENGTHS = {
 }
 NUM_REQUESTS = {"sharegpt": 7_200, "alpaca": 50_000}  # an hour at 2 requests a second; half an hour at 30
 
-# vLLM before 0.2.7 had no CUDA graphs, and Python work for each sequence of a step: as much as makes the step of
+# vLLM before 0.2.6 had no CUDA graphs, and Python work for each sequence of a step: as much as makes the step of
 # `vllm.derived.step` (45 ms and more with 30.42 conversations at once). Orca was rebuilt by the authors on the same.
 HOST_SEQUENCE = 0.21e-3
 PYTHON = {"enforce_eager": True, "host_sequence_time": HOST_SEQUENCE}

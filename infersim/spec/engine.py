@@ -91,7 +91,7 @@ class EnginePreset:
     eager_launch_time: float = 50e-6
     """CPU seconds to launch a kernel outside CUDA graphs, Python and all: no such step is shorter than its launches"""
     enforce_eager: bool = False
-    """no CUDA graphs, as in vLLM before 0.2.7"""
+    """no CUDA graphs, as in vLLM before 0.2.6"""
     host_source: str = (
         "assumed; between Scheduler.update_from_output alone (1.1 us per sequence, vLLM pull request 46112) and a"
         " whole 0.27.1 engine loop without a GPU (541 us per step, 12.7 us per running request, simllm pull request"
