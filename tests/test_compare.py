@@ -205,6 +205,7 @@ TECHNIQUE_PAIRS = [
     ("paged", "engine.scheduling_policy=shortest-first", {"queue", "preemption"}),
     ("8b", "engine.async_scheduling=false", {"host"}),
     ("alone", "engine.host_step_time=0.03", {"host"}),
+    ("alone", "engine.enforce_eager=true", {"host", "launch"}),
     ("8b", "engine.worker_step_time=0.003", {"host"}),
     ("8b", "engine.preset=vllm-0.11", {"host"}),
     ("busy", "cluster.replicas=2", {"interference", "decode"}),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sums
+from infersim.cost.memory import memory_waterfall
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
@@ -346,6 +347,17 @@ def test_a_step_outside_the_graphs_is_not_shorter_than_its_launches():
     assert linear[~captured].sum(-1) == pytest.approx(least)
     assert (linear[~captured][:100, HOST] > 0).all()
     assert linear[-1, HOST] == 0
+
+
+def test_without_graphs_every_step_is_launched_kernel_by_kernel():
+    """No padding either: a step of 9 tokens is not one of 16; and no memory for graphs."""
+    eager = deployment("Llama-3.1-8B", "h200-sxm", 8, enforce_eager=True)
+    tokens, captured = padded_tokens(eager[-1])
+    assert not captured.any()
+    assert tokens.tolist() == list(range(len(tokens)))
+    kernels = sum(operator.count for operator in forward_pass(*eager[:4]))
+    assert (sum_operators(*eager).linear[1:].sum(-1) >= kernels * eager[-1].eager_launch_time * (1 - 1e-9)).all()
+    assert memory_waterfall(*eager).cuda_graph_bytes == 0
 
 
 def test_worker_time_is_in_every_step():

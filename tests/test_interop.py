@@ -159,12 +159,14 @@ def test_exports(tmp_path):
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
     assert json.loads((tmp_path / "o" / "vllm-bench.json").read_text())["completed"] == 50
     drafts = "speculation={method: ngram, num_speculative_tokens: 3, acceptance: {rate: 0.5}}"
-    more = ["--set", drafts, "--set", "precision.weights=fp8", "--export", "deployment"]
+    changes = (drafts, "precision.weights=fp8", "engine.enforce_eager=true")
+    more = [*(word for change in changes for word in ("--set", change)), "--export", "deployment"]
     assert CliRunner().invoke(app, [*base, *more]).exit_code == 0
     words = (tmp_path / "o" / "vllm.sh").read_text()
     assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""" in words
     assert "--enable-lora" not in words
     assert "--quantization fp8" in words
+    assert "--enforce-eager" in words
     for wrong in (["--export", "k8s"], ["--export", "helm", "--out", str(tmp_path / "o")]):
         assert CliRunner().invoke(app, ["run", "llama-8b-h100", *wrong]).exit_code == 2
 

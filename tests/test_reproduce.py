@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 from typer.testing import CliRunner
 
@@ -13,12 +16,23 @@ from infersim.reproduce import drafters
 from infersim.reproduce.claims import Claim, check, select
 from infersim.reproduce.figures import exit_gains
 from infersim.reproduce.inapplicable import REASONS
+from infersim.reproduce.kv_rates import highest
+from infersim.reproduce.kv_sharing import samples
 from infersim.reproduce.notes import NOTES
 from infersim.reproduce.table import all_claims
 from infersim.spec.errors import InputError
+from infersim.workload.requests import Requests
 
-LEFT_TO_OTHERS = {"sys.dynamo", "sys.llmd", "kv.sharing", "sys.sglang", "sys.trtllm"}
-KNOWN_FAILURES = {"chen.optK", "fa1.fig2.runtime", "sarathi.falcon", "vllm.fig13a.vllm", "vllm.derived.vllm"}
+KNOWN_FAILURES = {
+    "chen.optK",
+    "fa1.fig2.runtime",
+    "sarathi.falcon",
+    "vllm.alpaca.oracle_basic_beam6",
+    "vllm.fig18b",
+    "vllm.fig2.orca_pow2",
+    "vllm.rate.vs_ft",
+    "vllm.sharegpt.beam",
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +64,18 @@ def test_the_table_is_that_of_the_notes(outcome):
     stated = {c["id"]: (float(c["value"]), float(c["tol"])) for c in claims if c["kind"] == "value"}
     assert {claim.id: (claim.expected, claim.tolerance) for claim in NOTES} == stated
     ok = {row["id"] for row in outcome["results"] if row["ok"]}
-    assert {c["id"] for c in claims} - LEFT_TO_OTHERS <= ok
+    assert {c["id"] for c in claims} <= ok
 
 
 @needs_shared
 def test_every_anchor_has_a_row(outcome):
-    """All printed numbers, those on PagedAttention apart; printed values stand in the table unchanged."""
+    """All printed numbers, as many as were asked for evaluated; printed values stand in the table unchanged."""
     anchors = yaml.safe_load((SHARED / "facts" / "paper_anchors.yaml").read_text())["anchors"]
-    wanted = {anchor["id"] for anchor in anchors if not anchor["id"].startswith("vllm.")}
-    assert wanted <= {row["id"] for row in outcome["results"]}
+    assert {anchor["id"] for anchor in anchors} <= {row["id"] for row in outcome["results"]}
+    verdicts = {row["id"]: row["ok"] for row in outcome["results"]}
+    read = [verdicts[a["id"]] for a in anchors if a["tier"] in ("P", "T", "S", "C")]
+    assert read.count(None) <= len(read) - 100
+    assert read.count(True) >= 0.9 * (len(read) - read.count(None))
     expected = {row["id"]: row["expected"] for row in outcome["results"]}
     for anchor in anchors:
         if anchor["id"].startswith("lev.tab4."):
@@ -115,6 +132,30 @@ def test_a_number_beside_the_claim_fails_and_one_that_cannot_be_had_is_not_appli
     assert (outcome["ok"], outcome["failed"], outcome["not_applicable"]) == (1, 1, 1)
 
 
+def test_ranges_hold_for_each_number_and_tolerances_may_be_in_the_unit():
+    claims = [
+        Claim("a.in", "s", (1.0, 2.0), "x", 0.1, lambda: (0.9, 1.5, 2.2), "", "range"),
+        Claim("a.out", "s", (1.0, 2.0), "x", 0.1, lambda: (1.5, 2.3), "", "range"),
+        Claim("a.points", "s", (40.0, 0.0), "%", 3, lambda: (42.9, 2.9), "", absolute=True),
+        Claim("a.beside", "s", (40.0, 0.0), "%", 3, lambda: (43.1, 0.0), "", absolute=True),
+    ]
+    assert [row["ok"] for row in check(claims)["results"]] == [True, False, True, False]
+
+
+def test_the_highest_rate_is_found():
+    assert highest(lambda rate: rate <= 1.234) == pytest.approx(1.234, rel=2e-3)
+
+
+@given(st.integers(1, 6), st.integers(1, 5))
+def test_samples_have_one_prompt_and_their_own_first_tokens(n, prompts):
+    """Work is conserved: n times the tokens; texts are equal within a prompt and differ between them."""
+    columns = np.arange(1, prompts + 1, dtype="i4") * 20
+    many = samples(Requests(np.arange(float(prompts)), columns, columns, np.arange(prompts)), n)
+    assert (many.prompt_tokens + many.output_tokens).sum() == n * 2 * columns.sum()
+    assert (many.prompt_tokens - many.segment_lengths == 1).all()
+    assert np.bincount(many.segment_ids).tolist() == [n] * prompts
+
+
 def test_claims_are_chosen_by_id_or_group():
     assert [claim.id for claim in select(NOTES, ["bw.step"])] == ["bw.step"]
     assert all(claim.id.startswith("sd.") for claim in select(NOTES, ["sd"]))
@@ -127,8 +168,8 @@ def test_the_verb_prints_the_contract():
     outcome = CliRunner().invoke(app, ["reproduce", "bw.step", "kv", "--json"])
     assert outcome.exit_code == 0
     document = json.loads(outcome.stdout)
-    assert document["ok"] == 6
+    assert document["ok"] == 7
     keys = {"id", "source", "kind", "expected", "got", "tolerance", "ok", "note"}
     assert all(keys <= set(row) for row in document["results"])
-    assert "6 ok, 0 failed" in CliRunner().invoke(app, ["reproduce", "bw.step", "kv"]).stdout
+    assert "7 ok, 0 failed" in CliRunner().invoke(app, ["reproduce", "bw.step", "kv"]).stdout
     assert CliRunner().invoke(app, ["reproduce", "nothing"]).exit_code == 2

@@ -144,7 +144,8 @@ def _stage(
     """The waterfall of a GPU that holds layers first .. last - 1."""
     tensor = parallelism.tensor
     weights = weight_bytes(model, hardware, precision, parallelism, first, last)
-    graphs = _num_graphs(engine) * CUDA_GRAPH if engine.count_cuda_graph_memory else 0.0
+    captures = engine.count_cuda_graph_memory and not engine.enforce_eager
+    graphs = _num_graphs(engine) * CUDA_GRAPH if captures else 0.0
     overhead = NON_TORCH
     if tensor > 1 or parallelism.attention_data > 1:
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE

@@ -41,8 +41,10 @@ def capture_sizes(engine: ResolvedEngine) -> np.ndarray:
 
 def padded_tokens(engine: ResolvedEngine) -> tuple[np.ndarray, np.ndarray]:
     """i8[max_num_batched_tokens + 1]: the tokens that a step of so many computes; bool: whether a graph runs it."""
-    sizes = capture_sizes(engine)
     tokens = np.arange(engine.max_num_batched_tokens + 1)
+    if engine.enforce_eager:
+        return tokens, np.zeros(len(tokens), bool)
+    sizes = capture_sizes(engine)
     captured = tokens <= sizes[-1]
     index = np.searchsorted(sizes, np.minimum(tokens, sizes[-1]))
     return np.where(captured, sizes[index], tokens), captured

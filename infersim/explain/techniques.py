@@ -50,6 +50,7 @@ TECHNIQUES = (
     Technique("engine.enable_chunked_prefill", "chunked prefill", FEWER_BYTES, "packing", True),
     Technique("engine.long_prefill_token_threshold", "prefill chunk limit", FEWER_BYTES, "packing", True),
     Technique("engine.async_scheduling", "async scheduling", NEITHER, "host", True),
+    Technique("engine.enforce_eager", "CUDA graphs", NEITHER, "host", True),
     Technique("engine.host", "host overhead", NEITHER, "host", True),
     Technique(TILED, "tiled attention", FEWER_BYTES, "activations", True),
     Technique("engine.worker", "host overhead", NEITHER, "host", True),

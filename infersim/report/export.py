@@ -88,6 +88,7 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     words.append(_switch("enable-chunked-prefill", engine["chunked_prefill"]))
     words.append(_switch("enable-prefix-caching", engine["enable_prefix_caching"]))
     words.append(_switch("async-scheduling", engine["async_scheduling"]))
+    words += ["--enforce-eager"] if engine["enforce_eager"] else []
     return words
 
 
@@ -114,6 +115,7 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     words += ["--chunked-prefill-size", str(engine["max_num_batched_tokens"] if engine["chunked_prefill"] else -1)]
     words += ["--mem-fraction-static", str(engine["gpu_memory_utilization"])]
     words += [] if engine["enable_prefix_caching"] else ["--disable-radix-cache"]
+    words += ["--disable-cuda-graph"] if engine["enforce_eager"] else []
     return words
 
 

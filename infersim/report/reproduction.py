@@ -35,8 +35,8 @@ def _head(outcome: dict[str, Any]) -> list[str]:
         "# Reproduction of published numbers",
         "",
         "Written by `infersim reproduce --out reports`. Each number is recomputed from the product's own models; a",
-        "number that was used as an input is not counted. Tolerances are relative; where a source gives none, 5 % for",
-        "closed forms and 20 % for simulations.",
+        "number that was used as an input is not counted. Tolerances are relative, or in the unit where +- stands",
+        "before them; where a source gives none, 5 % for closed forms and 20 % for simulations.",
         "",
         f"{outcome['ok']} agree, {outcome['failed']} do not, {outcome['not_applicable']} are not applicable.",
     ]
@@ -63,7 +63,7 @@ def _tables(rows: list[dict[str, Any]]) -> list[str]:
                 expected,
                 number(row["got"]),
                 row["unit"],
-                f"{row['tolerance']:.3g}",
+                f"{'+-' if row['absolute'] else ''}{row['tolerance']:.3g}",
                 row["note"],
                 row["source"],
             )

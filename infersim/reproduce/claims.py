@@ -17,8 +17,9 @@ CLOSED_FORM, SIMULATION = 0.05, 0.20
 class Claim:
     """One number, or several, and how we come by them.
 
-    tolerance is relative to each number expected. kind: value; relation, a statement that must hold for all of many
-    inputs (`share_holding`); behaviour, a simulated comparison; range, (low, high) that one number must lie in.
+    tolerance is relative to each number expected, or in its unit if `absolute`. kind: value; relation, a statement
+    that must hold for all of many inputs (`share_holding`); behaviour, a simulated comparison; range, (low, high) that
+    each number must lie in.
     compute gives None if this is not applicable: `note` says why. why: one line on a disagreement.
     """
 
@@ -31,6 +32,7 @@ class Claim:
     note: str
     kind: str = "value"
     why: str = ""
+    absolute: bool = False
 
 
 def share_holding(cases: Iterable[bool]) -> float:
@@ -50,13 +52,15 @@ def not_applicable(id: str, source: str, reason: str) -> Claim:
 
 
 def _agrees(claim: Claim, got: Numbers) -> bool:
-    expected = claim.expected if isinstance(claim.expected, tuple) else (claim.expected,)
+    expected, got = (numbers if isinstance(numbers, tuple) else (numbers,) for numbers in (claim.expected, got))
+    margin = [claim.tolerance * (1 if claim.absolute else abs(number)) for number in expected]
     if claim.kind == "range":
-        low, high = expected
-        return low * (1 - claim.tolerance) <= got <= high * (1 + claim.tolerance)
-    got = got if isinstance(got, tuple) else (got,)
-    pairs = zip(got, expected, strict=True)
-    return all(abs(number - wanted) <= claim.tolerance * abs(wanted) for number, wanted in pairs)
+        (low, high), (below, above) = expected, margin
+        return all(low - below <= number <= high + above for number in got)
+    return all(abs(a - b) <= most for a, b, most in zip(got, expected, margin, strict=True))
+
+
+FIELDS = ("id", "source", "kind", "expected", "unit", "tolerance", "absolute", "note")
 
 
 def check(claims: Iterable[Claim]) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def check(claims: Iterable[Claim]) -> dict[str, Any]:
     for claim in claims:
         got = claim.compute()
         ok = None if got is None else _agrees(claim, got)
-        row = {name: getattr(claim, name) for name in ("id", "source", "kind", "expected", "unit", "tolerance", "note")}
+        row = {name: getattr(claim, name) for name in FIELDS}
         if ok is False and claim.why:
             row["note"] = f"{claim.note}; {claim.why}" if claim.note else claim.why
         if ok is None:

@@ -18,6 +18,7 @@ from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
 from .drafters import overhead
+from .kwon import latency
 
 Series = dict[str, list[tuple[float, float]]]
 
@@ -117,18 +118,21 @@ def _over_context() -> Figure:
 
 
 def _paged() -> Figure:
-    """Sequences that fit at once, contiguous reservations of 2,048 tokens against blocks of 16."""
-    slots = 15_728
-    lengths = (64, 128, 256, 512, 1024, 2048)
-    paged = [(n, slots // 16 // -(-n // 16)) for n in lengths]
+    """Kwon et al.'s figure 12a by simulation: as far as a system keeps up."""
+    names = {"vllm": "vLLM", "orca_oracle": "Orca (Oracle)", "orca_pow2": "Orca (Pow2)", "orca_max": "Orca (Max)",
+             "ft": "FasterTransformer"}  # fmt: skip
+    lines = {}
+    for system, name in names.items():
+        points = [(rate, latency(system, "sharegpt", rate)) for rate in np.arange(1, 25) / 10]
+        lines[name] = [point for point in points if point[1] <= 1]
     return Figure(
         "paged-against-contiguous",
-        "Sequences that fit",
-        "tokens held by each",
-        "sequences",
-        {"contiguous, 2,048 reserved": [(n, slots // 2048) for n in lengths], "paged, blocks of 16": paged},
-        "OPT-13B on an A100 of 40 GB: 15,728 token slots (Kwon et al. 2023, table 1)",
-        "xy",
+        "Latency over rate, OPT-13B on ShareGPT",
+        "requests per second",
+        "s per output token, queueing included",
+        lines,
+        "one A100 of 40 GB, 15,728 token slots in blocks of 16 or reserved in one piece (Kwon et al. 2023, figure 12);"
+        " assumed: log-normal lengths",
     )
 
 

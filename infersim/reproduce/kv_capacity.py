@@ -1,148 +1,106 @@
-"""KV memory as a capacity: Kwon et al. 2023, PagedAttention (arXiv 2309.06180), and the notes on it.
+"""KV memory as a capacity: what of it holds tokens, and how many sequences run at once (Kwon et al. 2023, figures 2 and
+13), and the notes on it."""
 
-A contiguous reservation of the longest length is a paged cache whose block is that long: the same engine runs both.
-"""
+from functools import partial
 
-from functools import cache, partial
-
-import numpy as np
-
+from infersim.explain.summary import kv_shares
+from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
-from infersim.run import run
-from infersim.spec.scenario import build_scenario
 
-from .claims import CLOSED_FORM, SIMULATION, Claim, relation, share_holding
+from .claims import SIMULATION, Claim, relation, share_holding
+from .kwon import LONGEST, PAPER, running, served, slots, throughput
 
-PAPER = "Kwon et al. 2023, PagedAttention"
-SPEED = "Inference speed isn't just a model-size problem (notes)"
 NOTES = "The Papers Behind Modern Inference Optimisation (notes)"
-GIB = 2.0**30
-LONGEST, BLOCK = 2048, 16
-TABLE_1 = (  # name, model, GiB of KV cache (printed as GB), slots, tolerance
-    ("13b", "OPT-13B", 12, 15_700, 0.002),
-    ("66b", "OPT-66B", 21, 9_700, 0.02),
-    ("175b", "OPT-175B", 264, 60_100, 0.001),
+TABLE_1 = (("13b", 15_700, 0.002), ("66b", 9_700, 0.02), ("175b", 60_100, 0.001))  # slots, tolerance
+FIGURE_2 = (  # % token, reserved, internal and external (with what is free), tolerance in points
+    ("orca_max", (20.4, 13.3, 57.3, 8.9), 2, ""),
+    ("orca_pow2", (26.8, 17.9, 13.6, 41.6), 3,
+     "the buddy allocator here strands less than theirs, of which nothing is printed: more sequences run at once"),
+    ("orca_oracle", (38.2, 25.2, 0.0, 36.6), 3, ""),
+)  # fmt: skip
+FIGURE_13 = (  # data, requests a second, system, sequences at once, tolerance
+    ("a", "sharegpt", 2.0, "orca_max", 7.0, 0.005),
+    ("a", "sharegpt", 2.0, "orca_pow2", 9.81, 0.10),
+    ("a", "sharegpt", 2.0, "orca_oracle", 13.62, 0.10),
+    ("b", "alpaca", 30.0, "orca_max", 7.0, 0.005),
+    ("b", "alpaca", 30.0, "orca_pow2", 43.24, 0.15),
+    ("b", "alpaca", 30.0, "vllm", 132.44, 0.15),
 )
-SLOTS = 15_728  # of OPT-13B in 12 GiB
-
-# Log-normal lengths that, cut at 2,048 in all, have ShareGPT's printed means (161.31 and 337.99, figure 11) and outputs
-# the coefficient of variation that Orca's rows of figures 2 and 13a imply, 0.84. The joint distribution is not printed.
-SHAREGPT = {
-    "input_tokens": {"lognormal": {"mean": 185, "sigma": 1.0, "max": 500}},
-    "output_tokens": {"lognormal": {"mean": 344, "sigma": 0.79, "max": 1548}},
-}
-LENGTHS = "the real sample's lengths are not printed, and vLLM was not saturated"
-KEPT_FREE = 0.01  # vLLM 0.x's watermark, share of the blocks
+HELD = (("max", 458), ("pow2", 430), ("oracle", 441))
 
 
-def slots(model: str, gib: float) -> float:
-    """Tokens whose keys and values fit."""
-    return gib * GIB / load_model(model).kv_bytes_per_token(2)
+def memory(system: str) -> tuple[float, ...]:
+    """Percent of KV memory that holds tokens, is reserved, wasted inside reservations, and all other. ShareGPT."""
+    shares = kv_shares(served(system, rate=2.0))
+    rest = shares["external"] + shares["free"]
+    return tuple(100 * part for part in (shares["token"], shares["reserved"], shares["internal"], rest))
 
 
-@cache
-def saturated(block: int):
-    """OPT-13B on an A100 of 40 GB with 12 GiB of KV cache, 1,500 conversations waiting from the start."""
-    engine = {
-        "preset": "vllm-0.11",
-        "block_size": block,
-        "max_model_len": LONGEST,
-        "num_gpu_blocks_override": SLOTS // block + 1,
-        "gpu_memory_utilization": 0.95,
-        "enable_prefix_caching": False,
-    }
-    data = {"model": "OPT-13B", "hardware": "a100-sxm-40gb", "precision": {"weights": "fp16", "kv_cache": "fp16"}}
-    return run(build_scenario(data | {"engine": engine, "workload": {"num_requests": 1500, **SHAREGPT}}, "reproduce"))[
-        0
-    ]
-
-
-def throughput(block: int) -> float:
-    result = saturated(block)
-    return float(result.requests["num_output_tokens"].sum() / result.end_time)
-
-
-def running(block: int) -> float:
-    """Sequences in a step while others wait, once those that began together have gone their ways."""
-    r = saturated(block).requests
-    end = r["scheduled"].max()
-    start = end / 3
-    inside = np.minimum(r["last_token"], end) - np.maximum(r["scheduled"], start)
-    return float(np.maximum(inside, 0).sum() / (end - start))
-
-
-def _utilisation() -> float:
-    """Percent of all slots that hold a token: blocks are kept free, and last blocks are partly full."""
-    r = saturated(BLOCK).requests
-    tokens = held = 0
-    for prompt, outputs in zip(r["prompt_tokens"].tolist(), r["num_output_tokens"].tolist(), strict=True):
-        lengths = np.arange(prompt + 1, prompt + outputs + 1)
-        tokens += lengths.sum()
-        held += (-(-lengths // BLOCK) * BLOCK).sum()
-    return float(100 * tokens / held * (1 - KEPT_FREE))
-
-
-def held() -> float:
+def held(result: Result) -> float:
     """Mean tokens of a sequence that runs, weighted by the time it does."""
-    r = saturated(BLOCK).requests
-    prompt, outputs = r["prompt_tokens"].astype("f8"), r["num_output_tokens"].astype("f8")
-    return float((outputs * (prompt + outputs / 2)).sum() / outputs.sum())
+    rows = result.replicas.rows
+    return float(rows["token_time"].sum() / rows["running_time"].sum())
 
 
 def _left_over() -> float:
-    return 100 * (1 - SLOTS // LONGEST * LONGEST / SLOTS)
+    return 100 * (1 - slots("13b") // LONGEST * LONGEST / slots("13b"))
 
 
 def _concurrency() -> float:
     """More sequences at once, more tokens per second, at a time per token that is less than twice as long."""
-    paged, contiguous = saturated(BLOCK), saturated(LONGEST)
-    tpot = []
-    for result in (paged, contiguous):
+    both, tpot = (served("vllm"), served("orca_max")), []
+    for result in both:
         r = result.requests[result.requests["num_output_tokens"] > 1]
         tpot.append(((r["last_token"] - r["first_token"]) / (r["num_output_tokens"] - 1)).mean())
-    return share_holding(
-        [running(BLOCK) > 3 * running(LONGEST), throughput(BLOCK) > 2 * throughput(LONGEST), tpot[0] < 2 * tpot[1]]
-    )
+    sequences, rate = ([measure(result) for result in both] for measure in (running, throughput))
+    return share_holding([sequences[0] > 3 * sequences[1], rate[0] > 2 * rate[1], tpot[0] < 2 * tpot[1]])
 
 
-def sharing(tokens: int, shared: float, samples: int) -> float:
-    """Percent of KV memory that `samples` sequences save by sharing the prompt's part of theirs."""
-    whole = samples * tokens
-    return 100 * (1 - (shared * tokens + samples * (1 - shared) * tokens) / whole)
+def _alpaca_step() -> float:
+    result = served("vllm", "alpaca", 30.0)
+    return 1e3 * result.busy_time / result.num_steps
 
 
 def claims() -> tuple[Claim, ...]:
     rows = [
-        Claim(f"vllm.tab1.{name}", PAPER, expected, "token slots", tolerance, partial(slots, model, gib),
-              f"{gib} GiB of KV cache, as printed in GB; input: that size")
-        for name, model, gib, expected, tolerance in TABLE_1
+        Claim(f"vllm.tab1.{name}", PAPER, expected, "token slots", tolerance, partial(slots, name),
+              "input: the size of the KV cache, GiB that are printed as GB")
+        for name, expected, tolerance in TABLE_1
     ]  # fmt: skip
-    rows += [
+    rows.append(
         Claim("vllm.kv_per_token.13b", PAPER, 819_200, "bytes", 0,
-              lambda: load_model("OPT-13B").kv_bytes_per_token(2), "OPT-13B in 16 bits"),
-        Claim("vllm.fig2.vllm", PAPER, 96.3, "% of slots used", 0.0156, _utilisation,
-              "the last block's waste and 1 % kept free; assumed: log-normal lengths"),
-        Claim("vllm.fig13a.orca_max", PAPER, 7.0, "sequences at once", CLOSED_FORM, lambda: running(LONGEST),
-              "ShareGPT; 2,048 slots reserved for each; simulated"),
-        Claim("vllm.fig13a.vllm", PAPER, 30.42, "sequences at once", 0.10, lambda: running(BLOCK),
-              "ShareGPT; saturated here, at 2 requests a second there; assumed: log-normal lengths", why=LENGTHS),
-        Claim("vllm.fig13b.orca_max", PAPER, 7.0, "sequences at once", 0, lambda: float(SLOTS // LONGEST),
-              "Alpaca; whatever the lengths"),
-        Claim("vllm.derived.vllm", PAPER, 498, "tokens held per running sequence", 0.10, held, "assumed: as above",
-              why=LENGTHS),
-        Claim("vllm.fig2.orca_max", PAPER, 8.9, "% of slots that no reservation fits", 0.0112, _left_over,
-              "of the other three shares the lengths assumed here were made"),
-        Claim("vllm.rate.vs_max", PAPER, (2.7, 8.0), "x rate over Orca (Max)", SIMULATION,
-              lambda: throughput(BLOCK) / throughput(LONGEST), "OPT-13B, saturated; the range is over three models",
-              "range"),
-        Claim("kv.gain", SPEED, (2, 4), "x throughput", SIMULATION, lambda: throughput(BLOCK) / throughput(LONGEST),
-              "OPT-13B, blocks of 16 against reservations of 2,048, both saturated", "range"),
-        relation("kv.concurrency", NOTES, _concurrency, "the same runs: sequences, tokens/s, time per token",
-                 "behaviour"),
-    ]  # fmt: skip
-    for samples, expected in ((2, 6.09), (4, 8.53), (6, 9.79)):
+              lambda: load_model("OPT-13B").kv_bytes_per_token(2), "OPT-13B in 16 bits")
+    )  # fmt: skip
+    for system, expected, points, why in FIGURE_2:
         rows.append(
-            Claim(f"vllm.fig15.parallel{samples}", PAPER, expected, "% of memory saved", 1 / expected,
-                  partial(sharing, 80, 0.122, samples), "input: the prompt is 12 % of the KV memory, as printed")
+            Claim(f"vllm.fig2.{system}", PAPER, expected, "% token, reserved, internal, external", points,
+                  partial(memory, system), "OPT-13B, 2 requests a second; simulated; assumed: log-normal lengths",
+                  why=why, absolute=True)
         )  # fmt: skip
+    rows += [
+        Claim("vllm.fig2.orca_max.external", PAPER, 8.9, "% that no reservation fits", 0.1, _left_over,
+              "7 reservations of 2,048 slots", absolute=True),
+        Claim("vllm.fig2.vllm", PAPER, 96.3, "% of slots used", 1.5,
+              lambda: 100 * kv_shares(served("vllm"))["token"], "more waiting than fit; simulated", absolute=True),
+    ]  # fmt: skip
+    for part, data, rate, system, expected, tolerance in FIGURE_13:
+        rows.append(
+            Claim(f"vllm.fig13{part}.{system}", PAPER, expected, "sequences at once", tolerance,
+                  lambda system=system, data=data, rate=rate: running(served(system, data, rate)),
+                  f"OPT-13B, {data}, {rate:.0f} requests a second; simulated; assumed: log-normal lengths")
+        )  # fmt: skip
+    for system, expected in HELD:
+        rows.append(
+            Claim(f"vllm.derived.{system}", PAPER, expected, "tokens held per running sequence", 0.05,
+                  lambda system=system: held(served(f"orca_{system}", rate=2.0)),
+                  "input: the final lengths beside it, which give the spread of the outputs; simulated")
+        )  # fmt: skip
+    rows += [
+        Claim("vllm.derived.vllm", PAPER, 498, "tokens held per running sequence", 0.10,
+              lambda: held(served("vllm", rate=2.0)), "simulated"),
+        Claim("vllm.derived.step", PAPER, 75, "ms per step, Alpaca", SIMULATION, _alpaca_step,
+              "30 requests a second; input: the 45 ms for ShareGPT, which give the host's time per sequence"),
+        relation("kv.concurrency", NOTES, _concurrency,
+                 "OPT-13B, more waiting than fit: sequences, tokens/s, time per token", "behaviour"),
+    ]  # fmt: skip
     return tuple(rows)

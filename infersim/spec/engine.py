@@ -103,6 +103,8 @@ class EnginePreset:
     """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too"""
     eager_launch_time: float = 50e-6
     """CPU seconds to launch a kernel outside CUDA graphs, Python and all: no such step is shorter than its launches"""
+    enforce_eager: bool = False
+    """no CUDA graphs, as in vLLM before 0.2.6"""
     host_source: str = (
         "assumed; between Scheduler.update_from_output alone (1.1 us per sequence, vLLM pull request 46112) and a"
         " whole 0.27.1 engine loop without a GPU (541 us per step, 12.7 us per running request, simllm pull request"
@@ -385,6 +387,8 @@ class Engine(Description):
     """CPU time to launch a kernel outside CUDA graphs; no such step is shorter than its launches"""
     fuse_norm_quant: bool | None = None
     """norms and activations write FP8 and NVFP4 themselves where the next matrix wants it (vLLM's compilation pass)"""
+    enforce_eager: bool | None = None
+    """no CUDA graphs: decode steps are launched kernel by kernel too"""
     fuse_allreduce_rms: bool | None = None
     """tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too (vLLM's compilation pass)"""
     attention_kernel: AttentionKernel | None = None
@@ -435,6 +439,7 @@ class ResolvedEngine:
     worker_sequence_time: float
     eager_launch_time: float
     fuse_norm_quant: bool
+    enforce_eager: bool
     fuse_allreduce_rms: bool
     attention_kernel: str | None
     origin: dict[str, str]
@@ -445,7 +450,7 @@ SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "
              "preemption_mode", "swap_space", "scheduling_policy", "block_size", "gpu_memory_utilization",
              "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching",
              "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
-             "worker_sequence_time", "eager_launch_time", "fuse_norm_quant", "fuse_allreduce_rms")  # fmt: skip
+             "worker_sequence_time", "eager_launch_time", "enforce_eager", "fuse_norm_quant", "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
                "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
