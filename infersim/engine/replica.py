@@ -268,6 +268,16 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     was_waiting = request.status == WAITING
     if was_waiting:  # preempted while its last token was in flight
         remove(requests, scheduler, q)
+    else:  # the next `observe` does not see it: what it held since the last one
+        elapsed = replica.now - replica.last_schedule
+        replica.running_time += elapsed
+        replica.block_time += elapsed * request.num_blocks
+        replica.token_time += elapsed * request.num_computed_tokens
+        if scheduler.num_running == 1:
+            replica.occupied_time += elapsed
+        if knobs.allocator:
+            replica.final_time += elapsed * (request.prompt_tokens + request.stop_tokens)
+            replica.asked_time += elapsed * request.table_length
     request.status = COMPLETED
     if request.hold:
         replica.num_reserved += 1
@@ -309,6 +319,7 @@ def end_step(a, r):
     last_end = replica.last_end
     keep_gaps = call.num_gaps > 0
     speculates = call.depth > 0
+    one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
     placeholder = 1 if knobs.async_scheduling else 0
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
@@ -323,7 +334,9 @@ def end_step(a, r):
                 replica.num_wasted_tokens += 1 + (drafts[i] if speculates else 0)
                 continue
             accepted = 0
-            if speculates and drafts[i] > 0:
+            if one_by_one:
+                request.num_tokens += 1 - placeholder
+            elif speculates and drafts[i] > 0:
                 accepted = num_accepted(request, a.accepted, call.depth, drafts[i])
                 refused = drafts[i] - accepted
                 if request.status == RUNNING:  # else preempted, and nothing of it is computed

@@ -450,7 +450,8 @@ SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "
              "preemption_mode", "swap_space", "scheduling_policy", "block_size", "gpu_memory_utilization",
              "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching",
              "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
-             "worker_sequence_time", "eager_launch_time", "enforce_eager", "fuse_norm_quant", "fuse_allreduce_rms")  # fmt: skip
+             "worker_sequence_time", "eager_launch_time", "enforce_eager", "fuse_norm_quant",
+             "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
                "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
