@@ -268,21 +268,23 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     was_waiting = request.status == WAITING
     if was_waiting:  # preempted while its last token was in flight
         remove(requests, scheduler, q)
-    else:  # the next `observe` does not see it: what it held since the last one
-        elapsed = replica.now - replica.last_schedule
-        replica.running_time += elapsed
-        replica.block_time += elapsed * request.num_blocks
-        replica.token_time += elapsed * request.num_computed_tokens
-        if scheduler.num_running == 1:
-            replica.occupied_time += elapsed
-        if knobs.allocator:
-            replica.final_time += elapsed * (request.prompt_tokens + request.stop_tokens)
-            replica.asked_time += elapsed * request.table_length
     request.status = COMPLETED
+    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
+    final_tokens, asked_blocks = scheduler.final_tokens, scheduler.asked_blocks
     if request.hold:
         replica.num_reserved += 1
     else:
         free(request, scheduler, blocks, tables)
+    if not was_waiting:  # the next `observe` does not see what it held since the last one
+        elapsed = replica.now - replica.last_schedule
+        replica.running_time += elapsed
+        replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
+        replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
+        replica.token_time += elapsed * (held_tokens - scheduler.held_tokens)
+        replica.final_time += elapsed * (final_tokens - scheduler.final_tokens)
+        replica.asked_time += elapsed * (asked_blocks - scheduler.asked_blocks)
+        if scheduler.num_running == 1:
+            replica.occupied_time += elapsed
     replica.num_finished += 1
     count_outstanding(replica, -1, end)
     log_event(call, events, replica, q, r, FINISHED)
