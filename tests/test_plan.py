@@ -188,6 +188,8 @@ def test_parallelisms_are_all_of_them():
         ({"max_gpus": 1e9}, "max_gpus: must be"),
         ({"candidates": {"hardware": [1, {"a": "b"}]}}, "hardware"),
         ({"candidates": ["h100-sxm"]}, "candidates: must be a mapping"),
+        ({"hardware": "l4"}, "hardware: is among the candidates too; must be given once"),
+        ({"engine": {"block_size": 16}, "candidates": {"engine.block_size": [8]}}, "engine.block_size: is among the"),
         ({"candidates": {"hardware": ["h100-sxm"], "a.b.c": [1]}}, "candidates.a.b.c: must be a key of a scenario"),
     ],
 )
