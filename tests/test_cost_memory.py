@@ -192,6 +192,9 @@ def test_a_buddy_allocator_shortens_the_longest_sequence_to_a_power_of_two(hardw
     data["engine"] |= {"num_gpu_blocks_override": 900, "max_model_len": 700}
     with pytest.raises(InputError, match="one sequence of 700 tokens needs 1025 KV blocks"):
         run(build_scenario(data, "x.yaml"))
+    data["engine"]["num_gpu_blocks_override"] = 1366
+    with pytest.raises(InputError, match="700 tokens does not fit beside the adapters; must be at most 512"):
+        run(build_scenario(data | {"lora": {"adapters": {"x": 16}, "max_loras": 1}}, "x.yaml"))
 
 
 def test_more_memory_or_utilisation_never_means_fewer_blocks():
