@@ -270,7 +270,10 @@ def _as_drafter_holds(
 def _shortened(engine: ResolvedEngine, memory: Memory, beside: str) -> ResolvedEngine:
     """The engine with a max_model_len that fits what is left of the KV cache. InputError if the user's does not."""
     tables = sum(group.tables for group in memory.kv_groups)
-    longest = (memory.num_gpu_blocks - 1) // tables * memory.block_size
+    blocks = memory.num_gpu_blocks - 1
+    if engine.allocator == "buddy":
+        blocks = 1 << (blocks.bit_length() - 1)
+    longest = blocks // tables * memory.block_size
     if engine.max_model_len <= longest:
         return engine
     if engine.origin["max_model_len"] == "user":

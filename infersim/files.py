@@ -6,17 +6,32 @@ from pathlib import Path
 from typing import IO
 
 from .spec.errors import InputError
+from .spec.units import short
 
 
 def check_file(path: Path, asked: str) -> None:
     """InputError, naming the option `asked`, if no file can be written at `path`."""
     folder = path.parent
-    if path.is_dir() or not path.name:
+    try:
+        is_folder = path.is_dir() or not path.name
+    except OSError as error:  # a name that is too long, say
+        raise InputError(f"{asked} {short(str(path))}: {error.strerror}; must be the name of a file") from None
+    if is_folder:
         raise InputError(f"{asked} {path}: is a folder; must be the name of a file")
     if not folder.is_dir():
         raise InputError(f"{asked} {path}: {folder} is no folder; must be in one that is there")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{asked} {path}: {folder} may not be written to; must be in one that may")
+
+
+def make_folder(folder: Path, asked: str) -> None:
+    """Make it, if it is not there. InputError, naming the option `asked`, if it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{asked} {folder}: {error.strerror}; must be a folder that can be made") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{asked} {folder}: may not be written to; must be a folder that can be written")
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object], asked: str) -> None:

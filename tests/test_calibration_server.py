@@ -218,6 +218,7 @@ def test_own_requests_csv_is_a_result(tmp_path):
     [
         ("", "empty"),
         ("{", "not JSON"),
+        ({"mean_ttft_ms": -3}, "mean_ttft_ms must be a number >= 0"),
         ("[1, 2]", "must be vllm bench serve JSON"),
         ({"a": 1}, "holds no latencies"),
         ({"benchmarks": []}, "benchmarks must be a list"),

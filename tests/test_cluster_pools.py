@@ -186,6 +186,14 @@ def test_what_the_decode_replica_has_cached_is_not_sent():
     assert served.route["transfer_bytes"] == 13_000 + 3_000
 
 
+def test_a_piece_of_memory_for_all_that_may_come_is_sent_as_far_as_it_is_filled():
+    """Orca reserves max_model_len; what goes over the link is the prompt's KV, token by token."""
+    cluster = pools() | {"decode": {"replicas": 1, "engine": {"preset": "orca"}}}
+    scenario = scenario_of(cluster, num_requests=20, input_tokens=300, output_tokens=5)
+    document = summarize(run(scenario))
+    assert document["route"]["transfer_bytes"] == 20 * 300 * document["memory"]["kv_bytes_per_token"]
+
+
 def test_a_record_says_where_a_request_was_and_what_it_waited_for():
     """Front door, prefill, room, link, decode: in order, and what the columns say adds up to the first token."""
     cluster = pools("5 GB/s") | {"admission": {"max_outstanding": 4}}

@@ -292,6 +292,11 @@ def test_a_thousand_replicas(policy):
         ({"kinds": [{"hardware": "h200-sxx"}]}, "cluster.kinds.0.hardware: 'h200-sxx': no such hardware profile"),
         ({"kinds": [{"replicas": 2}], "replicas": 3}, "kinds have 2 replicas and replicas is 3"),
         ({"router": {"policy": "random", "signal_age": 1}}, "signal_age is for a policy that looks at the replicas"),
+        ({"router": {"policy": "least-kv", "signal_age": 1e-9}}, "signal_age must be 0 or at least 1 ms"),
+        (
+            {"failures": [{"mean_time_between": 1e-9, "duration": 1}]},
+            "mean_time_between: must be greater than or equal",
+        ),
         ({"router": {"policy": "least-kv", "scorers": {"queue": 1}}}, "scorers are for policy weighted"),
         ({"kinds": [{"model": "Llama-3.1-405B"}]}, "weights"),
         ({"kinds": [{}, {"model": "Llama-3.2-1B"}]}, "cluster.kinds.1.model: must be that of kinds.0"),

@@ -179,6 +179,24 @@ def test_the_longest_sequence():
         longest("Llama-3.1-70B")
 
 
+@pytest.mark.parametrize(("hardware", "weights"), [("l4", "int4"), ("rtx-4090", "int8_wo"), ("rtx-4090", "int4")])
+def test_a_buddy_allocator_shortens_the_longest_sequence_to_a_power_of_two(hardware, weights):
+    """Its blocks of one token come in powers of two, and so does the longest piece that there is room for."""
+    data = {"model": "Llama-3.1-8B", "hardware": hardware, "precision": {"weights": weights}}
+    data |= {"engine": {"preset": "orca"}, "workload": {"input_tokens": 5, "output_tokens": 2, "num_requests": 3}}
+    scenario = build_scenario(data, "x.yaml")
+    usable = deployment_of(scenario).memory.num_gpu_blocks - 1
+    longest = deployment_of(scenario).engine.max_model_len
+    assert longest == 2 ** int(math.log2(usable))
+    assert run(scenario)[0].completed.all()
+    data["engine"] |= {"num_gpu_blocks_override": 900, "max_model_len": 700}
+    with pytest.raises(InputError, match="one sequence of 700 tokens needs 1025 KV blocks"):
+        run(build_scenario(data, "x.yaml"))
+    data["engine"]["num_gpu_blocks_override"] = 1366
+    with pytest.raises(InputError, match="700 tokens does not fit beside the adapters; must be at most 512"):
+        run(build_scenario(data | {"lora": {"adapters": {"x": 16}, "max_loras": 1}}, "x.yaml"))
+
+
 def test_more_memory_or_utilisation_never_means_fewer_blocks():
     card = load_hardware("h100-sxm")
     blocks = [waterfall("Llama-3.1-8B", card, gpu_memory_utilization=share, max_model_len=4096).num_gpu_blocks

@@ -264,7 +264,7 @@ def test_no_two_models_answer_to_one_name():
 def test_an_unknown_name_answers_with_near_ones():
     with pytest.raises(InputError, match=r"model 'llama-3.1-9b': not in the catalogue; did you mean Llama-3.1-8B, "):
         load_model("llama-3.1-9b")
-    with pytest.raises(InputError, match="known are LLaMA-7B"):
+    with pytest.raises(InputError, match="`infersim show models` lists what is"):
         load_model("%%%")
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from infersim.cli.app import app
 from infersim.explain.cost import cost_of, num_gpus
+from infersim.explain.summary import summarize
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
 from infersim.planning.bounds import Lengths, bounds_of
@@ -188,6 +189,8 @@ def test_parallelisms_are_all_of_them():
         ({"max_gpus": 1e9}, "max_gpus: must be"),
         ({"candidates": {"hardware": [1, {"a": "b"}]}}, "hardware"),
         ({"candidates": ["h100-sxm"]}, "candidates: must be a mapping"),
+        ({"hardware": "l4"}, "hardware: is among the candidates too; must be given once"),
+        ({"engine": {"block_size": 16}, "candidates": {"engine.block_size": [8]}}, "engine.block_size: is among the"),
         ({"candidates": {"hardware": ["h100-sxm"], "a.b.c": [1]}}, "candidates.a.b.c: must be a key of a scenario"),
     ],
 )
@@ -220,7 +223,10 @@ def test_a_single_candidate_is_the_scenario(small):
     data = {key: value for key, value in SMALL.items() if key not in ("candidates", "max_gpus")}
     other = path.with_name("scenario.yaml")
     other.write_text(yaml.safe_dump(data | {"hardware": "h100-sxm"}))
-    assert build_scenario(answer["best"]["scenario"], "best") == deployed(scenario, 1, 20, 0)
+    best = answer["best"]
+    again = build_scenario(best["scenario"], "best")
+    assert again == deployed(scenario, 1, 20, 0, best["replications"])
+    assert summarize(run(again))["metrics"] == pytest.approx(best["metrics"], rel=1e-12)
     runs = [measure(run(load_scenario(other, [f"simulation.seed={seed}"]))[0]) for seed in range(4)]
     assert answer["best"]["metrics"]["p99_ttft_ms"] == pytest.approx(sum(r["p99_ttft_ms"] for r in runs) / 4)
 

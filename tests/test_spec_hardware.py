@@ -6,7 +6,7 @@ import pytest
 from shared import SHARED, needs_shared
 
 from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware, load_hardware
+from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency, load_hardware
 from infersim.spec.resources import names
 
 ROWS = {
@@ -108,3 +108,14 @@ def test_efficiency_keys_are_known(key, message):
     }
     with pytest.raises(InputError, match=message):
         Hardware.validate(data, "x.yaml")
+
+
+def test_a_correction_means_the_same_however_its_axes_are_written():
+    """A resolved scenario goes through tools that sort keys, and so do its profile's corrections."""
+    shares = load_hardware("l40s").model_dump(mode="json")["efficiency"]["gemm.bf16"]
+    shares["correction"]["axes"] = dict(sorted(shares["correction"]["axes"].items()))
+    correction = OperatorEfficiency.validate(shares, "x").correction
+    assert list(correction.axes) == ["m", "n", "k"]
+    assert correction == load_hardware("l40s").efficiency["gemm.bf16"].correction
+    with pytest.raises(InputError, match="x is none; must be of m, n, k"):
+        Correction.validate({"axes": {"x": [0, 1, 2]}, "values": "0 0"}, "here")

@@ -168,10 +168,10 @@ def guidellm_results(document: dict, where: str) -> list[Row]:
     """guidellm's benchmarks.json: a run per benchmark, with its successful requests where they were kept."""
     if not isinstance(document["benchmarks"], list) or not document["benchmarks"]:
         raise InputError(f"{where}: benchmarks must be a list of at least one run")
-    return [_guidellm_run(one if isinstance(one, dict) else {}, where) for one in document["benchmarks"]]
+    return [_guidellm_run(one if isinstance(one, dict) else {}) for one in document["benchmarks"]]
 
 
-def _guidellm_run(run: dict, where: str) -> Row:
+def _guidellm_run(run: dict) -> Row:
     metrics, summary = run.get("metrics"), {}
     for metric, (tag, to_ms) in GUIDELLM.items() if isinstance(metrics, dict) else ():
         block = metrics.get(tag)

@@ -69,7 +69,7 @@ class Fit:
     """how many requests of each run were fitted"""
 
 
-def setting(kind: str, scenario: Scenario, is_async: bool) -> str:
+def setting(kind: str, is_async: bool) -> str:
     """The engine setting that holds an overhead."""
     return "host_request_time" if kind == "request" else f"{'worker' if is_async else 'host'}_{kind}_time"
 
@@ -87,7 +87,7 @@ def fit_overheads(
     """
     start = [predict(scenario, one) for one in runs]
     is_async = start[0].result.engine.async_scheduling
-    names = [setting(kind, scenario, is_async) for kind in kinds]
+    names = [setting(kind, is_async) for kind in kinds]
     fitted = [_fitted_rows(one, fit_requests) for one in runs]
     count = itertools.count(1)
 

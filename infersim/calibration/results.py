@@ -1,6 +1,7 @@
 """What a benchmark client measured on a live server, whichever client: vLLM's metric names, seconds per request."""
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,8 @@ def _measured(row: dict[str, Any], where: str) -> Measured:
     if columns is None:
         if not measured.summary:
             raise InputError(f"{where}: holds no latencies; must be {KNOWN}")
+        if wrong := [name for name, value in measured.summary.items() if not 0 <= value < math.inf]:
+            raise InputError(f"{where}: {wrong[0]} must be a number >= 0 (got {measured.summary[wrong[0]]:g})")
         return measured
     arrival, prompt, output, ttft, e2el = (
         np.asarray(columns[name], "f8") for name in ("arrival", "prompt_tokens", "output_tokens", "ttft", "e2el")

@@ -148,7 +148,7 @@ def _causes(scenario: Scenario, predicted: Predicted):
     """(name, scenario with it moved, by how much): overheads in s, shares of a peak as a change of time."""
     engine, is_async = scenario.engine, predicted.result.engine.async_scheduling
     for kind, amount in (("step", 0.5e-3), ("sequence", 10e-6), ("request", 5e-3)):
-        name = setting(kind, scenario, is_async)
+        name = setting(kind, is_async)
         now = getattr(predicted.result.engine, name)
         yield f"engine.{name}", _with_engine(scenario, engine.model_copy(update={name: now + amount})), amount
     hardware = scenario.hardware

@@ -110,14 +110,14 @@ def server(
 
 
 def _check_file(out: Path | None, force: bool) -> None:
+    from infersim.files import check_file
     from infersim.spec.errors import InputError
 
     if out is None:
         return
+    check_file(out, "--out")
     if out.exists() and not force:
         raise InputError(f"--out {out}: exists; must be a new file, or add --force")
-    if not out.parent.is_dir():
-        raise InputError(f"--out {out}: {out.parent} is no folder; must be a file in one that exists")
 
 
 @app.command("kernels")

@@ -20,11 +20,15 @@ def reproduce(
     out: Annotated[Path | None, Option(metavar="DIR", help="Write reproduction.md and figures there.")] = None,
 ) -> int:
     """Recompute published numbers and compare. Exit code 1 if one is missed."""
+    from infersim.files import make_folder
     from infersim.report.files import to_json
     from infersim.reproduce.claims import check, select
     from infersim.reproduce.table import all_claims
 
-    outcome = check(select(all_claims(), ids or []))
+    claims = select(all_claims(), ids or [])
+    if out is not None:
+        make_folder(out, "--out")
+    outcome = check(claims)
     if out is not None:
         from infersim.report.reproduction import write_reproduction
         from infersim.reproduce.figures import all_figures

@@ -32,7 +32,7 @@ def run(
     Exit code 0: done. 1: an SLO is missed. 2: wrong input. 130: interrupted; what was computed is reported.
     """
     from infersim.explain.summary import summarize
-    from infersim.files import check_file
+    from infersim.files import check_file, make_folder
     from infersim.report.chrome_trace import write_chrome_trace
     from infersim.report.export import check_kind, write_export
     from infersim.report.files import check_folder, to_json, write_result
@@ -49,6 +49,8 @@ def run(
     for path, option in ((report, "--report"), (chrome_trace, "--chrome-trace")):
         if path is not None:
             check_file(path, option)
+    if plots is not None:
+        make_folder(plots, "--plots")
     if export is not None:
         check_kind(export, out)
     if out is not None:

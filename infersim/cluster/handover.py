@@ -125,7 +125,10 @@ class HandOver(Front):
 
     def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
         """What still has to be sent: all, or with overlap what did not go while the prompt was computed."""
-        size = blocks * self.sites[replica].block_bytes
+        tokens, block_size = int(self.requests.prompt_tokens[i]), int(self.fleet.knobs["block_size"][replica])
+        ranks = int(self.fleet.call["ranks"][0])
+        filled = -(-tokens // block_size) * int(self.fleet.schedulers["num_tables"][replica * ranks])
+        size = min(blocks, filled) * self.sites[replica].block_bytes  # a piece for all that may come is mostly empty
         self.bytes += size
         if self.spec.transfer.overlap == "none":
             return size

@@ -289,7 +289,10 @@ def _num_graphs(engine: ResolvedEngine) -> int:
 
 
 def _blocks_of_longest(groups: tuple[KVGroup, ...], block_size: int, engine: ResolvedEngine) -> int:
-    """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, and a block more."""
+    """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, and a block more.
+
+    A buddy allocator gives powers of two.
+    """
     blocks = 0
     for group in groups:
         tokens = engine.max_model_len if group.window != 1 else 1
@@ -297,7 +300,7 @@ def _blocks_of_longest(groups: tuple[KVGroup, ...], block_size: int, engine: Res
             tokens = min(tokens, group.window - 1 + engine.max_num_batched_tokens)
         more = 1 if group.window > 1 and tokens < engine.max_model_len else 0
         blocks += group.tables * (math.ceil(tokens / block_size) + more)
-    return blocks
+    return 1 << (blocks - 1).bit_length() if engine.allocator == "buddy" else blocks
 
 
 def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memory: Memory) -> str:

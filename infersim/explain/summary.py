@@ -52,7 +52,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "tenants": compare_tenants(first),
         "models": compare_models(first),
         "provenance": first.provenance,
-        "assumed": _assumed(first, counts),
+        "assumed": _assumed(first),
     }
     return finite(document)
 
@@ -192,7 +192,7 @@ def _use_of_max_tokens(result: Result) -> str:
     return "admits without regard to it"
 
 
-def _assumed(result: Result, counts: dict[str, int]) -> list[str]:
+def _assumed(result: Result) -> list[str]:
     """What a reader must know to trust the answer: one sentence each."""
     r = result.requests
     rule = result.scenario.workload.max_tokens

@@ -53,7 +53,7 @@ def _model(name: str) -> Model:
 def _hint(word: str) -> str:
     lower = {name.lower(): name for name in names()}
     near = [lower[name] for name in difflib.get_close_matches(word[:100], lower, 4, 0.5)]
-    known = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(names())};"
+    known = f"did you mean {', '.join(near)}?" if near else "`infersim show models` lists what is;"
     return f"; {known} a path to a Hugging Face config.json works too"
 
 

@@ -81,7 +81,12 @@ class Found:
 
     @property
     def deployed(self) -> Scenario:
-        return deployed(self.candidate.scenario, self.replicas, self.rate, self.candidate.scenario.simulation.seed)
+        return self.scenario()
+
+    def scenario(self, replications: int = 1) -> Scenario:
+        """What a run of it is; with those of the decision, the run has its metrics."""
+        seed = self.candidate.scenario.simulation.seed
+        return deployed(self.candidate.scenario, self.replicas, self.rate, seed, replications)
 
     @property
     def key(self) -> tuple[float, float, int]:
@@ -265,7 +270,7 @@ def _answer(plan: Plan, found: Found) -> dict[str, Any]:
     result = decision.result
     return {
         "deployment": _deployment(found.deployed),
-        "scenario": found.deployed.resolved(),
+        "scenario": found.scenario(decision.replications).resolved(),
         "rate": found.rate,
         "largest_rate": largest,
         "headroom": largest / found.rate - 1,

@@ -54,7 +54,7 @@ def _print_metrics(variants: list[dict], differences: list[dict]) -> None:
         print(line)
     for label, key in (("GPUs", "gpus"), ("USD/M output tokens", "usd_per_million_output_tokens")):
         cells = [_range(variant["cost"][key]) for variant in variants]
-        print(f"{label:22}{cells[0]:>11}" + "".join(f"{cell:>11}{'':28}" for cell in cells[1:]).rstrip())
+        print(f"{label:20}{cells[0]:>13}" + "".join(f" {cell:>12}{'':26}" for cell in cells[1:]).rstrip())
 
 
 def _change(x: dict[str, Any]) -> str:

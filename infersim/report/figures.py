@@ -15,10 +15,6 @@ def write_figures(folder: Path, briefing: dict[str, Any]) -> list[str]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--plots {folder}: {error.strerror}; must be a folder that can be made") from None
     written = []
     for name, draw in FIGURES.items():
         figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")

@@ -10,7 +10,6 @@ REPORT = "reproduction.md"
 
 def write_reproduction(folder: Path, outcome: dict[str, Any], figures: list) -> list[str]:
     """Writes the tables and one SVG for each figure (reproduce.figures.Figure); returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for figure in figures:
         path = folder / f"reproduction-{figure.name}.svg"

@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from infersim.files import replace_file
+from infersim.files import make_folder, replace_file
 from infersim.spec.errors import InputError
 
 TABLE, POINTS = "sweep.csv", "points"
@@ -26,11 +26,8 @@ COLUMNS = {
 
 def check_sweep_folder(folder: Path) -> None:
     """InputError if `folder` holds something that no sweep left there, or cannot be made. Makes it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        others = sorted(path.name for path in folder.iterdir() if path.name not in (TABLE, POINTS))
-    except OSError as error:
-        raise InputError(f"--out {folder}: {error.strerror}; must be a folder that can be made") from None
+    make_folder(folder, "--out")
+    others = sorted(path.name for path in folder.iterdir() if path.name not in (TABLE, POINTS))
     if others := [name for name in others if not name.startswith(f".{TABLE}.")]:
         raise InputError(
             f"--out {folder}: holds {others[0]}, which no sweep wrote; must be a new, empty or earlier folder"

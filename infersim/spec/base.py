@@ -89,6 +89,9 @@ def _message(model: type[BaseModel] | None, error: Any) -> str:
             return f"must be a text (got {got}; quote it if it is a name)"
         case "list_type" | "tuple_type":
             return f"must be a list (got {got})"
+        case "too_short" | "too_long":
+            few, bound = ("least", "min_length") if kind == "too_short" else ("most", "max_length")
+            return f"must have {context[bound]} at {few} (got {got})"
         case "bool_type" | "bool_parsing":
             return f"must be true or false (got {got})"
         case "none_required":

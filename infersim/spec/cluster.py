@@ -74,6 +74,8 @@ class Router(Description):
     def _check(self) -> Self:
         if self.signal_age and self.policy in (*STATIC_POLICIES, "session"):
             raise ValueError(f"signal_age is for a policy that looks at the replicas, which {self.policy} does not")
+        if 0 < self.signal_age < 1e-3:
+            raise ValueError(f"signal_age must be 0 or at least 1 ms (got {self.signal_age:g} s)")
         if self.scorers != Scorers() and self.policy != "weighted":
             raise ValueError(f"scorers are for policy weighted (policy is {self.policy})")
         return self
@@ -233,7 +235,7 @@ class Failure(Description):
     every one"""
     at: Seconds | None = None
     """from the start of the run"""
-    mean_time_between: Annotated[Seconds, Field(gt=0)] | None = None
+    mean_time_between: Annotated[Seconds, Field(ge=0.01)] | None = None
     """instead of `at`: from being whole to the next time, exponential, of each replica by itself; `duration` is then
     the mean time to repair, exponential too"""
     duration: Annotated[Seconds, Field(gt=0)] | None = None

@@ -3,14 +3,14 @@
 import math
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from .base import Description, near
 from .precision import FORMATS
 from .resources import find, load_yaml
-from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds, Share, UsdPerHour, Watts
+from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds, Share, UsdPerHour, Watts, short
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
 OPERATOR_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "recurrent",
@@ -33,13 +33,25 @@ def _at_least(least: float, text: str) -> AfterValidator:
 Provenance = Literal["measured", "calibrated", "datasheet", "published", "assumed"]
 
 
+AXES = ("m", "n", "k", "size", "ranks", "tokens", "experts", "hidden", "inter", "work", "keys", "head_dim", "group")
+"""axes of corrections, in the order in which their values run, the last one fastest"""
+
+
 class Correction(Description):
     """What measured kernels deviate from their law: factors on a grid (cost/correction.py says between its knots)."""
 
     axes: dict[str, tuple[float, float, Count]]
     """name -> first knot, last knot, how many, evenly spaced, in powers of two"""
     values: str
-    """logarithms of the factors in thousandths, the last axis running fastest"""
+    """logarithms of the factors in thousandths; m, n, k and the like run in this order however the axes are written"""
+
+    @field_validator("axes")
+    @classmethod
+    def _in_order(cls, axes: dict[str, Any]) -> dict[str, Any]:
+        """A mapping has no order: what sorts its keys must not change what it means."""
+        if unknown := [name for name in axes if name not in AXES]:
+            raise ValueError(f"{short(unknown[0])[1:-1]} is none; must be of {', '.join(AXES)}")
+        return {name: axes[name] for name in AXES if name in axes}
 
     @model_validator(mode="after")
     def _complete(self) -> "Correction":

@@ -50,6 +50,9 @@ def load_plan(name_or_path: str | Path, overrides: Sequence[str] = ()) -> tuple[
     for key, values in axes.items():
         if not values:
             raise InputError(f"{where}: candidates.{key}: must have at least one value")
+        section, _, name = key.partition(".")
+        if data.get(section) is not None and (not name or name in data[section]):
+            raise InputError(f"{where}: {key}: is among the candidates too; must be given once")
     if "parallelism" not in axes and "parallelism" not in data:
         axes = axes | {"parallelism": parallelisms(plan.max_gpus)}
     if math.prod(map(len, axes.values())) > MAX_CANDIDATES:

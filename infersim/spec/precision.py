@@ -4,7 +4,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
-from .base import Description, near
+from .base import Description
 from .units import short
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -44,7 +44,7 @@ MEANT = {"fp4": "nvfp4 or mxfp4", "awq": "int4", "gptq": "int4"}
 def _one_of(*formats: str) -> Any:
     def check(value: Any) -> str:
         if value not in formats:
-            hint = f"; did you mean {MEANT[str(value)]}?" if str(value) in MEANT else near(str(value), list(formats))
+            hint = f"; did you mean {MEANT[str(value)]}?" if str(value) in MEANT else ""
             raise ValueError(f"must be one of {', '.join(formats)} (got {short(value)}){hint}")
         return value
 

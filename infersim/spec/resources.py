@@ -92,6 +92,12 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's parser
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """YAML 1.1 takes 1:30 for 90, in base 60: here it is text, which no number may be."""
+        if ":" in node.value:
+            return node.value
+        return self.construct_yaml_float(node) if node.tag.endswith(":float") else self.construct_yaml_int(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         mapping = {}
         for key_node, value_node in node.value:
@@ -103,3 +109,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's parser
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             mapping[key] = self.construct_object(value_node, deep=deep)
         return mapping
+
+
+for kind in ("int", "float"):
+    Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)

@@ -98,7 +98,6 @@ Seconds = quantity("s")
 Milliseconds = quantity("ms")
 Watts = quantity("W")
 UsdPerHour = quantity("USD/h")
-PerSecond = quantity("1/s")
 Number = quantity("")
 Count = Annotated[int, BeforeValidator(parse_count), WithJsonSchema({"type": "integer", "minimum": 1})]
 CountOrZero = Annotated[

@@ -98,6 +98,8 @@ def read_text(path: Path, where: str) -> str:
         raise InputError(f"{where}: byte {error.start} is not UTF-8 text; must be CSV or JSON lines") from None
     except OSError as error:
         raise InputError(f"{where}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a path with a null byte
+        raise InputError(f"{where!r}: cannot be read: {error}") from None
     if not text.strip():
         raise InputError(f"{where}: empty; a trace has at least one request")
     return text
