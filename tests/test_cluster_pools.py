@@ -504,3 +504,31 @@ def test_a_bad_topology_is_one_line_that_names_the_key(cluster, problem):
     with pytest.raises(InputError, match=problem) as error:
         run(scenario_of(cluster))
     assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallelism", "workload"),
+    [
+        ({}, {"attention_data": 2}, {"request_rate": 5, "num_requests": 30, "turns": 3, "think_time": 1}),
+        ({"preset": "vllm-0.15", "max_model_len": 700, "num_gpu_blocks_override": 100}, {"attention_data": 2},
+         {"request_rate": 100, "num_requests": 93, "n": 2}),
+        ({"preset": "trtllm-1.0-no-evict"}, {}, {"request_rate": 20, "num_requests": 50, "n": 2}),
+        ({"preset": "trtllm-1.0-no-evict", "max_model_len": 700, "num_gpu_blocks_override": 60}, {"attention_data": 2},
+         {"request_rate": 100, "num_requests": 100, "n": 2}),
+        ({"preset": "orca", "max_model_len": 700, "num_gpu_blocks_override": 5000}, {},
+         {"request_rate": 100, "num_requests": 100}),
+    ],
+)  # fmt: skip
+def test_pools_short_of_memory_end_with_every_request_answered(engine, parallelism, workload):
+    """Ranks, shared text, prompts that wait for one another, pieces, and nobody evicted: reserving for a hand-over and
+    admission take the same blocks of the same rank, and never all of them for prompts that cannot go on."""
+    parts = {
+        "model": "Llama-3.1-8B",
+        "hardware": "h100-sxm",
+        "parallelism": parallelism,
+        "engine": engine,
+        "workload": {"input_tokens": 90, "output_tokens": 20} | workload,
+        "cluster": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}, "transfer": {"bandwidth": "1 GB/s"}},
+    }
+    counts = summarize(run(build_scenario(parts, "test")))["counts"]
+    assert counts["completed"] == counts["submitted"]

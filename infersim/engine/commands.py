@@ -5,7 +5,7 @@ from .blocks import find, free_table, hash_block, identify, key_of, look_up, tak
 from .njit import compiled
 from .queue import remove
 from .replica import count_outstanding, drop_finished, send
-from .state import ABORTED, COMPLETED, RESERVED_PER_SEQUENCE, RUNNING, WAITING
+from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
 @compiled
@@ -48,7 +48,9 @@ def reserve(a, q):
     """Take the blocks of request q's whole prompt before it is sent: its KV comes from elsewhere. 0 without room, else
     one more than the blocks that are not in the prefix cache.
 
-    As vLLM's KV connectors do (WAITING_FOR_REMOTE_KVS): of the prompt only the last token is then computed here.
+    As vLLM's KV connectors do (WAITING_FOR_REMOTE_KVS): of the prompt only the last token is then computed here. Where
+    nobody is evicted it gets the blocks of all that it may generate too: requests that hold a prompt's blocks and lack
+    one more would wait for one another.
     """
     request = a.requests[q]
     r = request.replica
@@ -61,17 +63,22 @@ def reserve(a, q):
         identify(a.requests, knobs, scheduler, blocks, tables, a.segments, -1, -1)
     if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
         return 0
+    tokens = request.max_num_tokens if knobs.reserve == RESERVE_TO_COMPLETION else request.prompt_tokens
     request.num_computed_tokens = request.prompt_tokens - 1
     if scheduler.identified:
         hit = look_up(request, knobs, scheduler, blocks, a.segments, tables[free_table(scheduler)])
-        length = (request.prompt_tokens + knobs.block_size - 1) // knobs.block_size
+        if hit < 0:  # it would wait for text that is being computed: all of it comes over the link
+            hit = 0
+            scheduler.hit_blocks = scheduler.idle_hit_blocks = 0
+            request.chain = request.segment = request.segment_offset = request.num_hashed_blocks = 0
+        length = (tokens + knobs.block_size - 1) // knobs.block_size
         needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
         fits = needed + watermark <= scheduler.free_blocks
         if fits:
             share_hits(request, scheduler, blocks, tables, hit)
             take_until(request, scheduler, blocks, tables[request.table], length)
     else:
-        fits = allocate(request, scheduler, knobs, tables, request.prompt_tokens, True, watermark)
+        fits = allocate(request, scheduler, knobs, tables, tokens, True, watermark)
     if not fits:
         request.num_computed_tokens = 0
         return 0

@@ -354,7 +354,8 @@ class Fleet:
         """Send one added request to a replica; `arrival` (s) is not in the past, and not before one sent earlier."""
         self._arrival[row] = arrival
         self._replica[row] = replica
-        if len(self.schedulers) > len(self.replicas):
+        has_blocks = self._requests["num_blocks"][row] > 0  # then it has its rank too
+        if len(self.schedulers) > len(self.replicas) and not has_blocks:
             self._requests["rank"][row] = self._turns(replica, 1)[0]
         self._link(replica, row, row)
 
