@@ -108,6 +108,12 @@ def test_largest_rate_is_the_edge(small):
     assert answer["headroom"] == pytest.approx(answer["largest_rate"] / 20 - 1)
 
 
+def test_few_requests_tell_no_rate(small):
+    """Twelve that arrive within the time of one say nothing of a rate: refused, not carried at any rate."""
+    with pytest.raises(InputError, match=r"workload.num_requests: 12 requests at 20/s arrive within the time"):
+        plan(small(workload=SMALL["workload"] | {"num_requests": 12}))
+
+
 def test_goodput_objective_is_a_largest_rate(small):
     """The most that max_gpus carries is more than the cheapest deployment for less does, and holds."""
     most = plan(small(objective="goodput", candidates={"hardware": ["l40s", "h100-sxm"]}))

@@ -13,6 +13,7 @@ from .result import Result
 INTERVALS = 20
 WHOLE, HALF = 0.99, 0.975  # one-sided confidence that the backlog grows, over all and over the second half
 SHARE_OF_BACKLOG = 0.1  # growth in the second half below this share of the final backlog is a fluctuation
+BURST = "a burst, without a rate to keep up with"
 STATES = ("rejected", "saturated", "stable")
 """worst first"""
 
@@ -75,7 +76,7 @@ def judge_backlog(arrival: np.ndarray, ended: np.ndarray, unloaded: np.ndarray, 
     """
     start, until = (float(arrival[0]), min(until, float(arrival[-1]))) if len(arrival) else (0.0, 0.0)
     if until - start <= (np.percentile(unloaded, 50) if len(arrival) else 0.0):
-        return Verdict("stable", 0.0, "a burst, without a rate to keep up with")
+        return Verdict("stable", 0.0, BURST)
     edges = np.linspace(start, until, INTERVALS + 1)
     arrived, due, completed = (
         np.searchsorted(np.sort(times), edges, side="right") for times in (arrival, arrival + unloaded, ended)

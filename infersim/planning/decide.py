@@ -8,8 +8,9 @@ from typing import Any
 from infersim.metrics.confidence import student_t
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
-from infersim.metrics.verdict import judge
+from infersim.metrics.verdict import BURST, judge
 from infersim.run import run
+from infersim.spec.errors import InputError
 from infersim.spec.scenario import Scenario
 
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
@@ -65,7 +66,8 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
     """Whether so many replicas hold the SLO of the scenario at `rate` together, in every run rather than on average.
 
     Met: the upper 99 % prediction bound of each limited statistic is within its limit (Student's t, after at least 4
-    replications). Missed: the lower 95 % bound of a mean is above its limit, or the load cannot be kept up with.
+    replications). Missed: the lower 95 % bound of a mean is above its limit, or the load cannot be kept up with, or
+    it is over before that could be told.
     InputError if it cannot run.
     """
     runs: list[dict[str, float | None]] = []
@@ -75,9 +77,18 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         if results[-1].interrupted:
             raise KeyboardInterrupt
         runs += [measure(result) for result in results]
-        saturated = any(judge(result).state != "stable" or not result.completed.all() for result in results)
+        verdicts = [judge(result) for result in results]
+        saturated = any(verdict.state != "stable" for verdict in verdicts)
+        saturated = saturated or any(not result.completed.all() for result in results)
+        burst = any(verdict.reason == BURST for verdict in verdicts)
+        asked = scenario.workload.request_rate
+        if burst and asked is not None and rate <= asked:
+            raise InputError(
+                f"workload.num_requests: {len(results[-1].requests):,} requests at {rate:.4g}/s arrive within the time"
+                " that one takes; must be many more to tell which rate is kept up with"
+            )
         limits = _limits(scenario, runs, min_goodput_share)
-        if saturated or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
+        if saturated or burst or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
             state = "missed"
         elif len(runs) < LEAST:
             continue
