@@ -1,5 +1,6 @@
 """KV memory in one piece per request: first fit over the address space, as engines before PagedAttention did. Compiled.
 
+The reservations are those of Kwon et al. 2023, section 6.1 (Orca's Max, Pow2 and Oracle); lengths and places in blocks.
 A buddy allocator gives out powers of two at multiples of themselves; of several free ones this takes the lowest, and
 whether there is one does not depend on which were taken before (free buddies always merge). `pieces` are the rows
 (first block, block after the last) of what is given out, in order of address.

@@ -102,10 +102,10 @@ MEDUSA_TABLE = (
 
 # --- EAGLE under load: Llama-3.1-8B on an H100, SGLang 0.4.4, MT-bench, chains of 3 ----------------------------------
 BATCHES = (2, 4, 8, 16, 24, 32, 48, 56, 64)
-EAGLE1_BY_BATCH = (1.40, 1.38, 1.23, 1.02, 0.93, 0.94, 0.88, 0.99, 0.99)
 EAGLE3_BY_BATCH = (1.81, 1.82, 1.62, 1.48, 1.39, 1.32, 1.38, 1.34, 1.38)
 EAGLE1_CHAIN, EAGLE3_CHAIN = (0.66, 0.55, 0.50), (0.80, 0.80, 0.80)  # assumed: the paper's figures of n-alpha
-SGLANG_STEP, SGLANG_SEQUENCE = 2.2e-3, 0.13e-3  # s that its speculative worker makes the device wait: fitted on EAGLE-1
+# s that its speculative worker makes the device wait: fitted on EAGLE-1, 1.40 1.38 1.23 1.02 0.93 0.94 0.88 0.99 0.99
+SGLANG_STEP, SGLANG_SEQUENCE = 2.2e-3, 0.13e-3
 
 
 def by_batch(method: str, chain: tuple[float, ...]) -> tuple[float, ...]:

@@ -62,12 +62,12 @@ class EnginePreset:
     jump_forward_share: float = 0.0
     """of the outputs: tokens about which the grammar leaves no choice, which are computed as a prompt is"""
     jump_forward_tokens: int = 4
-    """in a row"""
+    """in a row (assumed)"""
     scheduling_policy: str = "fcfs"
     preemption_mode: str = "recompute"
     """what a preempted request's keys and values become: computed again, or copied to the CPU's memory and back"""
     swap_space: float = 4 * GIB
-    """bytes of the CPU's memory per GPU for those that are swapped"""
+    """bytes of the CPU's memory per GPU for those that are swapped; the default of vLLM 0.6.6 (engine/arg_utils.py)"""
     admit_when_idle: bool = False
     """static batching: requests enter only when nothing runs"""
     retracts: bool = False
@@ -363,11 +363,11 @@ class Engine(Description):
     """share of the output that the grammar alone decides, computed like a prompt instead of decoded (SGLang's jump
     forward; without async scheduling)"""
     jump_forward_tokens: Annotated[Count, Field(le=1024)] | None = None
-    """tokens that it decides in a row"""
+    """tokens that it decides in a row; default: 4 (assumed)"""
     preemption_mode: Literal["recompute", "swap"] | None = None
     """preempted requests are computed again, or copied over PCIe to the CPU's memory and back while that has room"""
     swap_space: Bytes | None = None
-    """memory of the CPU per GPU for swapped requests"""
+    """memory of the CPU per GPU for swapped requests; default: 4 GiB, as vLLM 0.6.6"""
     enable_prefix_caching: bool | None = None
     """find KV blocks of text that was computed before"""
     scheduling_policy: Literal["fcfs", "priority", "shortest-first"] | None = None
