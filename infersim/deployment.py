@@ -130,7 +130,8 @@ class Deployment:
             long_prefill_needs_contention=engine.long_prefill_needs_contention,
             reserve_full_isl=engine.reserve_full_isl,
             async_scheduling=engine.async_scheduling,
-            enable_prefix_caching=engine.enable_prefix_caching,
+            enable_prefix_caching=engine.enable_prefix_caching and engine.prefix_cache == "blocks",
+            radix=engine.enable_prefix_caching and engine.prefix_cache == "radix",
             **{name: getattr(engine, name) for name in FAMILY},
             jump_tokens=engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0,
             jump_chance=self._jump_chance,
@@ -201,6 +202,8 @@ def deploy(
     if resolved.enable_prefix_caching and any(group.window == 1 for group in memory.kv_groups):
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
+    if resolved.prefix_cache == "radix":
+        resolved = _without_tree(resolved, memory)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
     if lora is not None:
@@ -210,6 +213,20 @@ def deploy(
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
     return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
+
+
+def _without_tree(engine: ResolvedEngine, memory: Memory) -> ResolvedEngine:
+    """The engine with another prefix cache if a radix tree is not modelled for these KV groups. InputError if the user
+    wants one."""
+    if [(group.window, group.tables) for group in memory.kv_groups] == [(0, 1)]:
+        return engine
+    why = "is not modelled for models with sliding windows or recurrent state"
+    if engine.origin["prefix_cache"] == "user":
+        raise InputError(f"engine.prefix_cache: radix {why}; must be blocks")
+    if engine.scheduling_policy == "lpm":
+        raise InputError(f"engine.scheduling_policy: lpm {why}; must be one of fcfs, priority, shortest-first")
+    origin = {**engine.origin, "prefix_cache": f"a radix tree {why}"}
+    return replace(engine, prefix_cache="blocks", origin=origin)
 
 
 def _beside_drafter(

@@ -42,7 +42,7 @@ class Knobs:
     async_scheduling: bool = False  # schedule a token's successor before the token is known
     order: str = "running-first"  # what a step is made of, and what first
     reserve: str = "first-chunk"  # what a request gets at admission
-    policy: str = "fcfs"  # or priority, shortest-first
+    policy: str = "fcfs"  # or priority, shortest-first, lpm (needs radix)
     allocator: str = "paged"  # or one piece of the address space: contiguous, buddy
     admit_when_idle: bool = False  # static batching
     retracts: bool = False  # SGLang's victims
@@ -53,7 +53,8 @@ class Knobs:
     new_token_ratio_decay: float = 0.0
     num_cpu_blocks: int = 0  # preempted requests go there as long as there is room, and come back before new ones
     swap_block_time: float = 0.0
-    enable_prefix_caching: bool = False
+    enable_prefix_caching: bool = False  # by blocks
+    radix: bool = False  # or in SGLang's tree
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
     max_concurrency: int = 0  # requests a client has open at most; 0: no limit
@@ -95,6 +96,9 @@ class Request:
     tables: list[list["Block | None"]] = field(default_factory=list)  # None: freed, outside the window
     prefill_end: int = 0  # tokens it had when it was admitted last
     num_hashed: int = 0  # blocks of each table that have been given their hash
+    node: "TreeNode | None" = None  # with which its text in the radix tree ends
+    tree_tokens: int = 0  # so much text
+    entered: bool = False  # its last prefill is in the tree
     num_cached_tokens: int = -1  # found in the cache when it was first scheduled
     num_preemptions: int = 0
     num_swapped: int = 0  # blocks in the CPU's memory
@@ -173,6 +177,161 @@ class Pool:
 
     def find(self, key: tuple) -> Block | None:
         return self.cached[key][0] if key in self.cached else None
+
+
+@dataclass(eq=False)
+class TreeNode:
+    """A run of tokens that follow the parent's, and the blocks that hold their keys and values."""
+
+    tokens: tuple = ()
+    blocks: list[Block] = field(default_factory=list)
+    parent: "TreeNode | None" = None
+    children: list["TreeNode"] = field(default_factory=list)
+    locks: int = 0  # requests whose text goes through it
+    used: int = 0  # when it was last
+
+
+class RadixPool:
+    """SGLang's memory: every block is empty, or a request's own, or holds text in a tree (mem_cache/radix_cache.py).
+
+    Its references are the requests that hold it. What a step lacks is borrowed until all its requests are known, then
+    the least recently used leaves are evicted for it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.block_size = block_size
+        self.blocks = [Block() for _ in range(num_blocks)]
+        self.borrowed: list[Block] = []
+        self.root = TreeNode()
+        self.clock = 0
+
+    def nodes(self, below: TreeNode | None = None) -> list[TreeNode]:
+        children = (below or self.root).children
+        return children + [node for child in children for node in self.nodes(child)]
+
+    @property
+    def free(self) -> list[Block]:
+        """Blocks that nobody holds, text or not."""
+        return [block for block in self.blocks if block.references == 0][len(self.borrowed) :]
+
+    @property
+    def empty(self) -> list[Block]:
+        kept = {id(block) for node in self.nodes() for block in node.blocks}
+        return [block for block in self.blocks if block.references == 0 and id(block) not in kept]
+
+    def take(self) -> Block:
+        if self.empty:
+            block = self.empty[0]
+        else:
+            block = Block()
+            self.borrowed.append(block)
+        block.references = 1
+        return block
+
+    def settle(self) -> None:
+        """Every borrowed block takes the place of an empty one."""
+        while self.borrowed:
+            if not self.empty:
+                self.evict()
+            self.blocks.remove(self.empty[0])
+            self.blocks.append(self.borrowed.pop())
+
+    def make_room(self, num_blocks: int) -> None:
+        while len(self.empty) - len(self.borrowed) < num_blocks and self.evict():
+            pass
+
+    def evict(self) -> TreeNode | None:
+        leaves = [node for node in self.nodes() if not node.children and node.locks == 0]
+        leaf = min(leaves, key=lambda node: node.used, default=None)
+        if leaf is not None:
+            leaf.parent.children.remove(leaf)
+        return leaf
+
+    def match(self, tokens: tuple) -> tuple[TreeNode, int]:
+        """The node with which the longest common beginning ends, cut off there if need be, and how long that is."""
+        self.clock += 1
+        now, node, length = self.clock, self.root, 0
+        while True:
+            for child in node.children:
+                common = 0
+                for own, other in zip(child.tokens, tokens[length:], strict=False):
+                    if own != other:
+                        break
+                    common += 1
+                common -= common % self.block_size
+                if common > 0:
+                    break
+            else:
+                return node, length
+            child.used = now
+            length += common
+            if common < len(child.tokens):
+                return self.split(child, common), length
+            node = child
+
+    def split(self, lower: TreeNode, length: int) -> TreeNode:
+        self.clock += 1
+        count = length // self.block_size
+        upper = TreeNode(
+            lower.tokens[:length], lower.blocks[:count], lower.parent, [lower], lower.locks, used=self.clock
+        )
+        lower.parent.children.remove(lower)
+        lower.parent.children.append(upper)
+        lower.tokens, lower.blocks, lower.parent = lower.tokens[length:], lower.blocks[count:], upper
+        return upper
+
+    def path(self, node: TreeNode | None) -> list[TreeNode]:
+        return [] if node in (None, self.root) else [*self.path(node.parent), node]
+
+    def lock(self, node: TreeNode | None, change: int = 1) -> None:
+        for one in self.path(node):
+            one.locks += change
+            for block in one.blocks:
+                block.references += change
+
+    def insert(self, request: Request, length: int) -> None:
+        """A request's computed text enters the tree. Where that has the same text already, its own blocks are freed."""
+        length -= length % self.block_size
+        tokens, table = request.text(length), request.tables[0]
+        before, after = request.tree_tokens // self.block_size, length // self.block_size
+        node, known = self.match(tokens)
+        for block in table[before:after]:
+            block.references -= 1
+        assert all(block.references == 0 for block in table[before:after])
+        if known < length:
+            self.clock += 1
+            blocks = table[known // self.block_size : after]
+            node.children.append(TreeNode(tokens[known:], blocks, node, used=self.clock))
+        node, known = self.match(tokens)
+        assert known == length
+        self.lock(request.node, -1)
+        self.lock(node)
+        request.node, request.tree_tokens = node, length
+        table[:after] = [block for one in self.path(node) for block in one.blocks]
+
+    def release(self, request: Request) -> None:
+        own = request.tree_tokens // self.block_size
+        for block in (block for table in request.tables for block in table[own:]):
+            block.references -= 1
+        self.lock(request.node, -1)
+        request.node, request.tree_tokens = None, 0
+
+    def check(self, requests: list[Request]) -> None:
+        nodes = self.nodes()
+        assert not self.borrowed
+        for node in nodes:
+            assert node.tokens
+            assert len(node.blocks) * self.block_size == len(node.tokens)
+            assert all(block.references == node.locks for block in node.blocks)
+            assert node.locks == sum(node in self.path(r.node) for r in requests)
+            first = [child.tokens[: self.block_size] for child in node.children]
+            assert len(set(first)) == len(first)
+        for r in requests:
+            assert r.text(r.tree_tokens) == tuple(t for node in self.path(r.node) for t in node.tokens)
+        kept = {id(block) for node in nodes for block in node.blocks}
+        own = [id(b) for r in requests for t in r.tables for b in t[r.tree_tokens // self.block_size :]]
+        empty = [id(block) for block in self.empty]
+        assert sorted([*kept, *own, *empty]) == sorted(map(id, self.blocks))
 
 
 class Sums:
@@ -324,6 +483,7 @@ class Outcome:
     steps: list[tuple[float, list[tuple[int, int]]]]
     num_steps: int
     num_preemptions: int
+    tree: list[int]  # blocks of the radix tree's nodes in the order in which they would be evicted
     in_system_time: float  # integral over time of the number of requests sent and not finished
 
 
@@ -347,7 +507,8 @@ class Simulation:
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
-        self.pool = Pool(knobs.num_gpu_blocks - 1)
+        blocks = knobs.num_gpu_blocks - 1
+        self.pool = RadixPool(blocks, knobs.block_size) if knobs.radix else Pool(blocks)
         assert len(self.windows) * ceil(knobs.max_model_len / knobs.block_size) < knobs.num_gpu_blocks
         self.pending = list(self.requests)  # with the client
         self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
@@ -439,6 +600,8 @@ class Simulation:
         chosen = self.chosen
         for request, _ in chosen:
             request.num_swapped = 0
+        if knobs.radix:
+            self.pool.settle()
 
         entries = []
         for request, n in chosen:
@@ -472,6 +635,8 @@ class Simulation:
             if n <= 0:
                 continue  # its next token is not known yet
             computed = request.num_computed_tokens
+            if self.knobs.radix and computed < request.prefill_end:
+                self.pool.insert(request, computed)
             until = min(computed + n + self.knobs.lookahead, self.knobs.max_model_len)
             while request in self.running and not self.allocate(request, computed, until):
                 victim = max(
@@ -493,6 +658,8 @@ class Simulation:
         expected = sum(map(self.left, self.running)) * self.ratio
         self.returned = False
         position = 0
+        if knobs.policy == "lpm" and not self.preempted and self.budget > 0 and len(self.running) < knobs.max_num_seqs:
+            self.sort_by_prefix()
         while (
             not self.preempted
             and position < len(self.waiting)
@@ -548,7 +715,10 @@ class Simulation:
                     break
                 hits = [piece]
             self.running.append(self.waiting.pop(position))
-            if knobs.allocator == "paged":
+            if knobs.radix:
+                self.pool.lock(self.found)
+                request.node, request.tree_tokens, request.entered = self.found, cached, False
+            elif knobs.allocator == "paged":
                 for block in (block for table in hits for block in table if block):
                     self.pool.touch(block)
             request.tables, request.num_hashed = hits, len(hits[0])
@@ -565,7 +735,24 @@ class Simulation:
             self.budget -= n
 
     def urgency(self, request: Request) -> int:
-        return {"fcfs": 0, "priority": request.priority, "shortest-first": request.prompt_tokens}[self.knobs.policy]
+        orders = {"fcfs": 0, "lpm": 0, "priority": request.priority, "shortest-first": request.prompt_tokens}
+        return orders[self.knobs.policy]
+
+    def sort_by_prefix(self) -> None:
+        """SGLang's longest-prefix order, as long as no more than 128 wait; of those that begin alike one goes first."""
+        if len(self.waiting) > 128:
+            return
+        keys, leaders = {}, []
+        for r in self.waiting:
+            text = r.text(r.num_tokens)
+            _, known = self.pool.match(text[: len(text) // self.knobs.block_size * self.knobs.block_size])
+            keys[r.index] = -min(known, r.num_tokens - 1)
+            if known <= 32:
+                if any(len(text) >= 32 and text[:32] == other[:32] for other in leaders):
+                    keys[r.index] = inf
+                else:
+                    leaders.append(text)
+        self.waiting.sort(key=lambda r: keys[r.index])
 
     def left(self, request: Request) -> int:
         """Tokens that SGLang thinks a request may still generate."""
@@ -593,6 +780,8 @@ class Simulation:
             self.waiting.append(victim)
             self.waiting.sort(key=self.urgency)
             retracted = True
+            if self.knobs.radix:
+                self.pool.make_room(ceil(20 * (len(rest) - 1) / self.knobs.block_size))
         if retracted:
             decoded, wished = sum(r.outputs for r in self.running), sum(r.max_tokens for r in self.running)
             self.ratio = min(1, (decoded + 20 * len(self.running)) / (wished + 1))
@@ -630,6 +819,10 @@ class Simulation:
         None: the first that is missing is being computed, and the engine waits for it.
         """
         size = self.knobs.block_size
+        if self.knobs.radix:
+            tokens = request.text((request.num_tokens - 1) // size * size)
+            self.found, _ = self.pool.match(tokens)
+            return [[block for node in self.pool.path(self.found) for block in node.blocks]]
         longest = (request.num_tokens - 1) // size if self.knobs.enable_prefix_caching else 0
         kinds, first = [], 0  # of groups: window, and the tables of the kind
         for window, count in zip(self.knobs.kv_window, self.knobs.kv_multiplicity, strict=True):
@@ -688,6 +881,10 @@ class Simulation:
 
     def release(self, request: Request) -> None:
         """Free its blocks, last ones first."""
+        if self.knobs.radix:
+            self.pool.release(request)
+            request.tables = []
+            return
         for table in request.tables:
             for block in reversed(table):
                 if block is not None:
@@ -750,10 +947,15 @@ class Simulation:
             request.num_placeholders -= 1 + entry.verified if self.knobs.async_scheduling else 0
             if request.outputs >= min(request.output_tokens, request.max_tokens):
                 request.status = COMPLETED
+                if self.knobs.radix and request in self.running:
+                    self.pool.insert(request, min(request.num_computed_tokens, request.num_tokens - 1))
                 (self.running if request in self.running else self.waiting).remove(request)
                 self.release(request)
                 if self.knobs.max_concurrency:
                     self.places.append(end)
+            elif self.knobs.radix and request in self.running and not request.entered:
+                self.pool.insert(request, request.prefill_end)
+                request.entered = True
         self.send()
 
     def check(self) -> None:
@@ -762,7 +964,10 @@ class Simulation:
         assert len(set(map(id, held))) + len(self.pool.free) == len(self.pool.blocks)
         assert len(held) == sum(block.references for block in self.pool.blocks)
         assert all(block.references == 0 for block in self.pool.free)
-        assert all(block.key == key for key, blocks in self.pool.cached.items() for block in blocks)
+        if knobs.radix:
+            self.pool.check(self.requests)
+        else:
+            assert all(block.key == key for key, blocks in self.pool.cached.items() for block in blocks)
         assert all(len(table) * knobs.block_size >= r.num_computed_tokens for r in self.running for table in r.tables)
         assert all((r.num_swapped or r.num_computed_tokens == 0) and not r.tables for r in self.waiting)
         assert sum(r.num_swapped for r in self.waiting) <= knobs.num_cpu_blocks
@@ -789,4 +994,7 @@ class Simulation:
             in_system_time += population * (until - time)
         assert isclose(in_system_time, sum(r.last_token - r.sent for r in completed), rel_tol=1e-9, abs_tol=1e-12)
         num_preemptions = sum(r.num_preemptions for r in self.requests)
-        return Outcome(self.requests, self.steps, len(self.steps), num_preemptions, in_system_time)
+        tree = []
+        while self.knobs.radix and (leaf := self.pool.evict()):
+            tree.append(len(leaf.blocks))
+        return Outcome(self.requests, self.steps, len(self.steps), num_preemptions, tree, in_system_time)

@@ -109,6 +109,13 @@ def knobs(draw, exact: bool = True) -> dict:
     elif kv_window == (0,) and draw(st.sampled_from([False, False, True])):
         room = draw(st.sampled_from([2, needed_blocks, 100]))
         pieces = {"num_cpu_blocks": room, "swap_block_time": TICK, "enable_prefix_caching": False}
+    elif kv_window == (0,) and draw(st.booleans()):
+        policy = draw(st.sampled_from(["fcfs", "lpm", "lpm", "priority", "shortest-first"]))
+        pieces = {"radix": True, "policy": policy, "enable_prefix_caching": False}
+        if policy == "lpm" and draw(st.booleans()):  # prompts long enough to wait for one another's text
+            max_model_len += 40
+            max_num_batched_tokens += 0 if chunked_prefill else 40
+            needed_blocks = -(-max_model_len // block_size)
     else:
         pieces = {}
     return {
@@ -192,7 +199,7 @@ def with_shared_text(draw, rows: list[dict]) -> list[dict]:
                 (before["name"], before["prompt_tokens"] + before["output_tokens"] - used),
             ]
         else:
-            segments += draw(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 4, 12])), max_size=3))
+            segments += draw(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 4, 12, 33])), max_size=3))
         kept, left = [], row["prompt_tokens"]
         for name, length in segments:
             if left > 0:
@@ -279,6 +286,6 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
     cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
     more = draw(speculation(k, cost, exact)) if speculates else ()
     rows = draw(requests(k["max_model_len"], exact))
-    if k["enable_prefix_caching"] and draw(st.sampled_from([True, True, False])):
+    if (k["enable_prefix_caching"] or k.get("radix")) and draw(st.sampled_from([True, True, False])):
         rows = draw(with_shared_text(rows))
     return Scenario(rows, k, cost, *more)

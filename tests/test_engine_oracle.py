@@ -57,6 +57,15 @@ def run(scenario: Scenario) -> Fleet:
     return fleet
 
 
+def tree_of(fleet: Fleet) -> list[int]:
+    """Blocks of the radix tree's nodes that nobody holds, least recently used first."""
+    nodes, node, sizes = fleet.nodes[0], int(fleet.nodes[0]["next"][0]), []
+    while node > 0:
+        sizes.append(int(nodes["num_blocks"][node]))
+        node = int(nodes["next"][node])
+    return sizes
+
+
 def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     """Status, tokens and preemptions equal; times equal (exact) or to 1e-9."""
     tolerance = 0 if exact else 1e-9
@@ -89,6 +98,8 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
         fleet.schedulers[name][0]
         for name in ("held_tokens", "final_tokens", "asked_blocks", "num_pieces", "num_shared")
     )
+    assert tree_of(fleet) == expected.tree
+    assert fleet.schedulers["evictable_blocks"][0] == sum(expected.tree)
     assert fleet.schedulers["free_cpu_blocks"][0] == fleet.knobs["num_cpu_blocks"][0]
     assert fleet.time_by_resource.sum() == pytest.approx(replica["busy_time"], rel=1e-9)
     assert fleet.histogram.sum() == len(gaps)

@@ -203,7 +203,7 @@ ENGINE_COLUMNS: dict[str, Any] = {
         if row["retracts"]
         else "last"
     ),
-    "prefix cache": lambda row: "yes" if row["enable_prefix_caching"] else "no",
+    "prefix cache": lambda row: row["prefix_cache"] if row["enable_prefix_caching"] else "no",
     "chunked": lambda row: "yes" if row["chunked_prefill"] else "no",
     "block": lambda row: str(row["block_size"]),
     "budget/seqs": lambda row: " ".join(f"{tokens}/{seqs}" for _, tokens, seqs in row["batch_defaults"]),

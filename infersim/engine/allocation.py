@@ -15,6 +15,7 @@ from .blocks import (
 )
 from .contiguous import give_back, take_piece
 from .njit import compiled
+from .radix import release_path, share_match
 from .state import (
     RESERVE_MAX_MODEL_LEN,
     RESERVE_OUTPUT_LENGTH,
@@ -200,7 +201,18 @@ def share_hits(request, scheduler, blocks, tables, length):
 
 
 @compiled
-def free(request, scheduler, blocks, tables):
+def allocate_matched(request, scheduler, knobs, tables, nodes, cached, n, reserve):
+    """`allocate` for a waiting request that was just matched: hold what the radix tree has, take the rest."""
+    length = table_length_for(request, knobs, cached + n, True)
+    if length - scheduler.hit_blocks + scheduler.idle_hit_blocks + reserve > scheduler.free_blocks:
+        return False
+    share_match(request, cached, scheduler, nodes)
+    request.entered = 0
+    return allocate(request, scheduler, knobs, tables, cached + n, True, reserve)
+
+
+@compiled
+def free(request, scheduler, blocks, tables, nodes):
     """Free all blocks of a request, wherever they are."""
     if request.num_swapped > 0:
         scheduler.free_cpu_blocks += request.num_swapped
@@ -214,6 +226,8 @@ def free(request, scheduler, blocks, tables):
         give_back(request, scheduler, tables)
     else:
         scheduler.free_blocks += request.num_blocks
+        if request.node > 0:
+            release_path(request, scheduler, nodes)
     request.num_blocks = 0
     request.table_length = 0
     request.slots = 0

@@ -1,9 +1,10 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
-from .allocation import allocate, free, share_hits
+from .allocation import allocate, allocate_matched, free, share_hits
 from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
 from .njit import compiled
 from .queue import remove
+from .radix import evict, insert, match_prefix, peek
 from .replica import count_outstanding, drop_finished, send
 from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
@@ -35,7 +36,10 @@ def abort(a, q, time):
     request.status = ABORTED
     if before == RUNNING:
         drop_finished(a.requests, scheduler, a.running[rank])
-    free(request, scheduler, a.blocks[rank], a.tables[rank])
+        if a.knobs[r].radix:
+            computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)
+            insert(q, computed, scheduler, a.knobs[r], a.requests, a.nodes[rank], a.segments)
+    free(request, scheduler, a.blocks[rank], a.tables[rank], a.nodes[rank])
     wake(replica, time)
     replica.num_finished += 1
     if request.sent >= 0.0:
@@ -77,6 +81,14 @@ def reserve(a, q):
         if fits:
             share_hits(request, scheduler, blocks, tables, hit)
             take_until(request, scheduler, blocks, tables[request.table], length)
+    elif knobs.radix:
+        cached = match_prefix(
+            request, request.prompt_tokens - 1, scheduler, knobs, a.requests, a.nodes[rank], a.segments
+        )
+        hit = scheduler.hit_blocks
+        fits = allocate_matched(request, scheduler, knobs, tables, a.nodes[rank], cached, tokens - cached, watermark)
+        if fits:
+            evict(a.nodes[rank], scheduler, 0)
     else:
         fits = allocate(request, scheduler, knobs, tables, tokens, True, watermark)
     if not fits:
@@ -93,7 +105,7 @@ def release(a, q, time):
     request = a.requests[q]
     replica = a.replicas[request.replica]
     rank = request.replica * a.call[0].ranks + request.rank
-    free(request, a.schedulers[rank], a.blocks[rank], a.tables[rank])
+    free(request, a.schedulers[rank], a.blocks[rank], a.tables[rank], a.nodes[rank])
     replica.num_reserved -= 1
     wake(replica, time)
     return True
@@ -110,6 +122,9 @@ def match(a, q):
         a.replicas[r].num_matched = 0
         for rank in range(r * ranks, (r + 1) * ranks):
             scheduler = a.schedulers[rank]
+            if knobs.radix:
+                tokens = peek(request, request.prompt_tokens - 1, knobs, a.requests, a.nodes[rank], a.segments)
+                a.replicas[r].num_matched = max(a.replicas[r].num_matched, tokens)
             if scheduler.identified <= 0:
                 continue
             limit = (request.prompt_tokens - 1) // knobs.block_size

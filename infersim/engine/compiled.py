@@ -80,7 +80,7 @@ def _compile() -> tuple[bytes, dict]:
 
     def entry(
         call, replicas, schedulers, knobs, prices, table, steps_priced, attention, draft_attention, plan, accepted,
-        sums, scratch, due, requests, segments, blocks, tables, hashes, running, steps, drafts, counts, step_end,
+        sums, scratch, due, requests, segments, blocks, nodes, tables, hashes, running, steps, drafts, counts, step_end,
         histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
@@ -104,6 +104,7 @@ def _compile() -> tuple[bytes, dict]:
                 carray(requests, (c[0].num_requests,)),
                 carray(segments, (c[0].num_segments,)),
                 carray(blocks, (n * ranks, c[0].num_blocks)),
+                carray(nodes, (n * ranks, c[0].num_nodes)),
                 carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
                 carray(hashes, (c[0].num_table_columns,)),
                 carray(running, (n * ranks, seqs)),
@@ -120,9 +121,9 @@ def _compile() -> tuple[bytes, dict]:
 
     records = (
         "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "BLOCK",
-        "EVENT",
+        "NODE", "EVENT",
     )  # fmt: skip
-    call, replica, scheduler, knobs, price, attention, sums, request, segment, block, event = (
+    call, replica, scheduler, knobs, price, attention, sums, request, segment, block, node, event = (
         numba.from_dtype(getattr(state, name)) for name in records
     )
     f4, f8, i2, i4, i8 = types.float32, types.float64, types.int16, types.int32, types.int64
@@ -145,6 +146,7 @@ def _compile() -> tuple[bytes, dict]:
         request,
         segment,
         block,
+        node,
         i4,
         i8,
         i4,

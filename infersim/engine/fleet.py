@@ -149,6 +149,10 @@ class Fleet:
             raise ValueError(
                 f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
             )
+        if knobs["radix"] and (knobs["num_kv_groups"] > 1 or knobs["kv_window"].any() or knobs["allocator"]):
+            raise ValueError("a radix tree needs pages of one KV group with full attention")
+        if knobs["policy"] == state.LONGEST_PREFIX and not knobs["radix"]:
+            raise ValueError("longest-prefix order needs a radix tree")
         if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
             raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
 
@@ -162,16 +166,22 @@ class Fleet:
         self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
         windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
         self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
-        num_blocks = 1 << (int(self.knobs["num_gpu_blocks"][caching].max(initial=1)) - 1).bit_length()
+        num_blocks = self._power_of_two(caching)
+        num_nodes = self._power_of_two(self.knobs["radix"] != 0)
         kept = caching | (self.knobs["allocator"] != state.PAGED)
         rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][kept].max(initial=0)) + 1
         columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
-        self.call["num_blocks"] = num_blocks
+        self.call["num_blocks"], self.call["num_nodes"] = num_blocks, num_nodes
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
         self.blocks = _untouched((len(self.schedulers), num_blocks), state.BLOCK)
+        self.nodes = _untouched((len(self.schedulers), num_nodes), state.NODE)
         self.tables = _untouched((len(self.schedulers), rows, columns), np.dtype("i4"))
         self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
+
+    def _power_of_two(self, which: np.ndarray) -> int:
+        """That is no less than num_gpu_blocks of any of these replicas."""
+        return 1 << (int(self.knobs["num_gpu_blocks"][which].max(initial=1)) - 1).bit_length()
 
     def _load_speculation(self, replicas: list[ReplicaSpec], acceptance: Acceptance | None) -> None:
         """Drafts by running sequences, and how many of them are accepted."""
@@ -417,6 +427,9 @@ class Fleet:
         ranks = int(self.call["ranks"][0])
         mine = slice(replica * ranks, (replica + 1) * ranks)
         self.blocks[mine] = 0  # the prefix cache
+        self.nodes[mine] = 0
+        for name in ("evictable_blocks", "num_nodes", "free_node"):
+            self.schedulers[name][mine] = 0
         self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
         row["in_flight"] = row["blocked"] = 0

@@ -4,11 +4,12 @@ from .allocation import free
 from .blocks import identify
 from .njit import compiled
 from .queue import push_back, put_back, urgency
+from .radix import evict
 from .state import RETRACT_STEPS, WAITING
 
 
 @compiled
-def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments):
+def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, segments):
     """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room."""
     request = requests[victim]
     if knobs.enable_prefix_caching and not scheduler.identified:
@@ -18,7 +19,7 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     request.num_preemptions += 1
     replica.num_preemptions += 1
     swapped, computed = request.num_blocks, request.num_computed_tokens
-    free(request, scheduler, blocks, tables)
+    free(request, scheduler, blocks, tables, nodes)
     if 0 < swapped <= scheduler.free_cpu_blocks:
         scheduler.free_cpu_blocks -= swapped
         scheduler.num_copied += swapped
@@ -35,7 +36,7 @@ def drop(scheduler, running, place):
 
 
 @compiled
-def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
     """Preempt the last running request that is not in this step, or the last of the least urgent of those; returns it.
 
     vLLM's victim. The request that lacks memory is not in this step, so there is one.
@@ -52,13 +53,13 @@ def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, s
                 place = i
     victim = running[place]
     drop(scheduler, running, place)
-    preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments)
+    preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, segments)
     put_back(requests, scheduler, knobs.policy, victim)
     return victim
 
 
 @compiled
-def retract(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+def retract(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
     """Retract requests until every other can decode one token (SGLang's retract_decode); True if any was.
 
     Those with the fewest outputs go first, of equal ones those with the longest prompts; to the end of the queue.
@@ -86,7 +87,10 @@ def retract(requests, replica, scheduler, knobs, running, blocks, tables, segmen
             break
         q = running[victim]
         drop(scheduler, running, victim)
-        preempt(requests, replica, scheduler, knobs, q, blocks, tables, segments)
+        preempt(requests, replica, scheduler, knobs, q, blocks, tables, nodes, segments)
+        if knobs.radix:  # room for some steps of all that remain (ScheduleBatch.release_req)
+            tokens = RETRACT_STEPS * (others - 1)
+            evict(nodes, scheduler, (tokens + knobs.block_size - 1) // knobs.block_size)
         push_back(requests, scheduler, knobs.policy, q)
         retracted = True
     if retracted:

@@ -12,6 +12,7 @@ from .allocation import free
 from .correction import correction
 from .njit import compiled, inlined
 from .queue import push_back, push_front, remove
+from .radix import insert
 from .scheduler import schedule
 from .speculation import draft_attention_time, num_accepted, uniform
 from .state import (
@@ -262,7 +263,7 @@ def gap_bin(gap):
 
 
 @compiled
-def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables):
+def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables, nodes, segments):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
     request = requests[q]
     was_waiting = request.status == WAITING
@@ -271,10 +272,13 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     request.status = COMPLETED
     free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     final_tokens, asked_blocks = scheduler.final_tokens, scheduler.asked_blocks
+    if knobs.radix and not was_waiting:
+        known = request.prompt_tokens + request.num_output_tokens
+        insert(q, min(request.num_computed_tokens, known - 1), scheduler, knobs, requests, nodes, segments)
     if request.hold:
         replica.num_reserved += 1
     else:
-        free(request, scheduler, blocks, tables)
+        free(request, scheduler, blocks, tables, nodes)
     if not was_waiting:  # the next `observe` does not see what it held since the last one
         elapsed = replica.now - replica.last_schedule
         replica.running_time += elapsed
@@ -291,6 +295,17 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     if knobs.max_concurrency > 0:
         send(requests, replica, knobs, call, events, r, end, end)
     return not was_waiting
+
+
+@compiled
+def enter_tree(requests, replica, scheduler, knobs, q, nodes, segments):
+    """What request q's prefill has computed enters the radix tree; the next `observe` does not see what that frees."""
+    free_blocks, num_shared = scheduler.free_blocks, scheduler.num_shared
+    insert(q, requests[q].prefill_end, scheduler, knobs, requests, nodes, segments)
+    requests[q].entered = 1
+    elapsed = replica.now - replica.last_schedule
+    replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
+    replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
 
 
 @compiled
@@ -322,6 +337,7 @@ def end_step(a, r):
     keep_gaps = call.num_gaps > 0
     speculates = call.depth > 0
     one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
+    radix = knobs.radix != 0
     placeholder = 1 if knobs.async_scheduling else 0
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
@@ -371,8 +387,11 @@ def end_step(a, r):
                 a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
                 finished |= finish(
-                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank]
-                )
+                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank],
+                    a.nodes[rank], a.segments,
+                )  # fmt: skip
+            elif radix and request.entered == 0 and request.status == RUNNING:
+                enter_tree(requests, replica, scheduler, knobs, q, a.nodes[rank], a.segments)
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
     replica.num_drafts += num_drafts
@@ -424,8 +443,8 @@ def start_step(a, r):
         scheduler = a.schedulers[rank]
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
-            a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
-            call.depth > 0,
+            a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.nodes[rank],
+            a.segments, call.depth > 0,
         )  # fmt: skip
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens

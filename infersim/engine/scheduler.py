@@ -4,17 +4,27 @@ Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedul
 row of state.REQUEST, a queue a linked list through it.
 """
 
-from .allocation import allocate, allocate_cached, allocate_identified, cached_tokens, gate, promised_blocks
+from .allocation import (
+    allocate,
+    allocate_cached,
+    allocate_identified,
+    allocate_matched,
+    cached_tokens,
+    gate,
+    promised_blocks,
+)
 from .blocks import identify
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
 from .queue import remove
+from .radix import evict, insert, match_prefix, sort_by_prefix
 from .speculation import add_verification
 from .state import (
     ADMIT,
     DECODES,
     DECODES_IF_NO_PREFILL,
     EVERYTHING,
+    LONGEST_PREFIX,
     PREFILLS,
     RESERVE_TO_COMPLETION,
     RESERVED_PER_SEQUENCE,
@@ -35,14 +45,14 @@ def wished_tokens(requests, scheduler, knobs, running):
 
 @inlined
 def schedule(
-    requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables,
+    requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables, nodes,
     segments, speculates,
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
     samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
-    sums, blocks and tables this rank's of state.Arrays.
+    sums, blocks, tables and nodes this rank's of state.Arrays.
     """
     scheduler.step = replica.num_steps
     if scheduler.identified < 0:
@@ -77,6 +87,8 @@ def schedule(
             promised = 0
             if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
                 promised = promised_blocks(requests, scheduler, knobs, running)
+            if knobs.policy == LONGEST_PREFIX and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
+                sort_by_prefix(requests, scheduler, knobs, nodes, segments)
             swapped_in = False
             q = scheduler.waiting_head
             while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
@@ -106,6 +118,10 @@ def schedule(
                     if computed < 0:
                         q = after
                         continue
+                    idle_hits = scheduler.idle_hit_blocks
+                    busy_hits = scheduler.hit_blocks - idle_hits
+                elif knobs.radix and not arrived:
+                    computed = match_prefix(request, num_tokens - 1, scheduler, knobs, requests, nodes, segments)
                     idle_hits = scheduler.idle_hit_blocks
                     busy_hits = scheduler.hit_blocks - idle_hits
                 n = num_tokens - computed
@@ -140,6 +156,9 @@ def schedule(
                         request, scheduler, knobs, blocks, tables, segments, computed + n, True, watermark
                     ):
                         break
+                elif knobs.radix and not arrived:
+                    if not allocate_matched(request, scheduler, knobs, tables, nodes, computed, n, watermark):
+                        break
                 elif not allocate(request, scheduler, knobs, tables, computed + n, True, watermark):
                     break
                 remove(requests, scheduler, q)
@@ -150,7 +169,7 @@ def schedule(
                 scheduler.num_running += 1
                 if request.scheduled < 0.0:
                     request.scheduled = replica.now
-                    request.num_cached_tokens = computed if looked_up else 0
+                    request.num_cached_tokens = 0 if arrived else computed
                 if knobs.reserve == RESERVE_TO_COMPLETION:
                     length = (request.max_num_tokens + knobs.block_size - 1) // knobs.block_size
                     promised += scheduler.num_tables * (length - request.table_length)
@@ -189,13 +208,14 @@ def schedule(
                 continue
             phase = DECODES
         if phase == DECODES and knobs.retracts:
-            if retract(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+            if retract(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
                 preempted = True
             elif scheduler.num_running > 0:
                 scheduler.new_token_ratio = max(
                     scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
                 )
         plain = only_full and phase != PREFILLS
+        mixed = phase == EVERYTHING and not knobs.radix  # where a last chunk of one token is like any decode
         num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
         num_verified, num_drafting, draft_keys = 0, 0, 0
         i = 0
@@ -212,9 +232,7 @@ def schedule(
                 and computed + 1 == request.num_tokens
                 and ahead < request.slots
                 and request.num_tokens < request.max_num_tokens - placeholder
-                and (
-                    phase == EVERYTHING or (computed >= request.prefill_end and request.last_step != replica.num_steps)
-                )
+                and (mixed or (computed >= request.prefill_end and request.last_step != replica.num_steps))
             ):  # what comes below, for most sequences of most steps: one token, with a block to put it in
                 if not speculates:
                     num_decodes += 1
@@ -261,6 +279,8 @@ def schedule(
             n = min(n, budget, longest - computed)
             if n <= 0:
                 continue
+            if knobs.radix and computed < request.prefill_end:
+                insert(q, computed, scheduler, knobs, requests, nodes, segments)  # the chunks so far
             end = min(computed + n + knobs.lookahead, knobs.max_model_len)
             # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
             full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
@@ -273,7 +293,7 @@ def schedule(
                             break
                     elif allocate(request, scheduler, knobs, tables, end, False, 0):
                         break
-                    victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
+                    victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments)
                     preempted = True
                     if victim == q:
                         break
@@ -317,6 +337,8 @@ def schedule(
         sums[0].more_queries += more_queries
         sums[0].more_pairs += more_pairs
 
+    if scheduler.evictable_blocks > scheduler.free_blocks:
+        evict(nodes, scheduler, 0)
     scheduler.num_scheduled = count
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget
     scheduler.held_tokens += scheduler.num_tokens

@@ -65,8 +65,8 @@ RESERVES = {
 PAGED, CONTIGUOUS, BUDDY = range(3)
 ALLOCATORS = {"paged": PAGED, "contiguous": CONTIGUOUS, "buddy": BUDDY}
 # Who of those that wait is first.
-FCFS, PRIORITY, SHORTEST_FIRST = range(3)
-POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "shortest-first": SHORTEST_FIRST}
+FCFS, PRIORITY, SHORTEST_FIRST, LONGEST_PREFIX = range(4)
+POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "shortest-first": SHORTEST_FIRST, "lpm": LONGEST_PREFIX}
 # Cached text that is computed in the very step: found, not found, or waited for.
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 LATE_HITS = {"hit": 0, "miss": MISS_LATE_HITS, "wait": WAIT_FOR_LATE_HITS}
@@ -102,6 +102,7 @@ REQUEST = np.dtype(
         ("hold", "i1"),  # keep its blocks when it completes, until they are released
         ("replica", "i2"),
         ("rank", "i2"),  # the data-parallel rank of the replica that serves it
+        ("entered", "i1"),  # all that its last prefill computed is in the radix tree
         ("next", "i4"),  # links of its queue, -1 ends it
         ("prev", "i4"),
         ("num_preemptions", "i4"),
@@ -120,9 +121,11 @@ REQUEST = np.dtype(
         ("name", "i8"),  # of its own text: what follows the segments, and what it generates
         ("first_segment", "i8"),  # in Arrays.segments
         ("num_segments", "i4"),
-        ("segment", "i4"),  # where the text that is not yet hashed begins
+        ("segment", "i4"),  # where the text that is not yet hashed, or not in the radix tree, begins
         ("segment_offset", "i4"),
         ("chain", "i8"),  # hash of all text before
+        ("node", "i4"),  # of the radix tree, with which the text ends that it holds there, 0: it holds none
+        ("tree_tokens", "i4"),  # so many tokens; of a waiting request: those that longest-prefix order has found
     ],
     align=True,
 )
@@ -140,6 +143,25 @@ BLOCK = np.dtype(
         ("references", "i4"),  # requests that hold it
         ("chain", "i4"),  # the next block of the same bucket, 0 if none
         ("bucket", "i4"),  # not of this block: the first one whose hash ends in this row's number
+    ],
+    align=True,
+)
+
+# One row per node of the radix tree (radix.py). Row 0 is the root; the ends of the ring are its neighbours.
+NODE = np.dtype(
+    [
+        ("key", "i8"),  # of its parent and its first block of text
+        ("used", "i8"),  # when it was last: a count of uses
+        ("parent", "i4"),
+        ("num_blocks", "i4"),
+        ("locks", "i4"),  # requests that hold it, or a node below it
+        ("request", "i4"),  # whose text this is, from this segment and offset on
+        ("segment", "i4"),
+        ("offset", "i4"),
+        ("prev", "i4"),  # neighbours among those that nobody holds, least recently used first
+        ("next", "i4"),
+        ("chain", "i4"),  # the next node of the same bucket, 0 if none
+        ("bucket", "i4"),  # not of this node: the first one whose key ends in this row's number
     ],
     align=True,
 )
@@ -201,7 +223,8 @@ KNOBS = np.dtype(
         ("long_prefill_needs_contention", "i1"),  # 0.33: the threshold applies only beside another request
         ("reserve_full_isl", "i1"),  # admission gate over the whole sequence
         ("async_scheduling", "i1"),
-        ("enable_prefix_caching", "i1"),
+        ("enable_prefix_caching", "i1"),  # by hashes of blocks
+        ("radix", "i1"),  # or in a radix tree
         ("late_hits", "i1"),  # LATE_HITS
         ("reserve", "i1"),  # RESERVES
         ("allocator", "i1"),  # ALLOCATORS
@@ -286,6 +309,11 @@ SCHEDULER = np.dtype(
         ("table_stride", "i4"),  # most blocks in each
         ("free_table", "i4"),  # first free row of block tables that was used before, or -1
         ("num_used_tables", "i4"),  # rows that were ever used
+        ("evictable_blocks", "i4"),  # of the free ones: those that the radix tree fills with text
+        ("num_nodes", "i4"),  # rows of nodes that were ever used
+        ("free_node", "i4"),  # first free row that was used before, or 0
+        ("num_uses", "i8"),  # of the tree
+        ("hit_node", "i4"),  # the node with which the text looked up last ends
         ("hit_blocks", "i4"),  # of the request looked up last
         ("idle_hit_blocks", "i4"),  # those among them that nobody holds
         ("awaited", "i8"),  # the first hash that was missing
@@ -366,6 +394,7 @@ CALL = np.dtype(
         ("table_size", "i8"),
         ("num_segments", "i8"),
         ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching
+        ("num_nodes", "i8"),  # rows of `nodes`, 1 without radix trees
         ("num_table_rows", "i8"),
         ("num_table_columns", "i8"),
         ("num_gaps", "i8"),  # 0 = keep the histogram only
@@ -400,6 +429,7 @@ class Arrays(NamedTuple):
     requests: np.ndarray  # REQUEST[n]
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
+    nodes: np.ndarray  # NODE[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link; or pieces
     hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission

@@ -34,6 +34,7 @@ TECHNIQUES = (
     Technique("parallelism.expert", "expert parallelism", FEWER_BYTES, "weights", True),
     Technique("parallelism.context", "context parallelism", FEWER_BYTES, "KV", True),
     Technique("engine.enable_prefix_caching", "prefix reuse", FEWER_BYTES, "KV", True),
+    Technique("engine.prefix_cache", "structure of the prefix cache", FEWER_BYTES, "KV", True),
     Technique("engine.max_num_seqs", "batch limit", FEWER_BYTES, "packing", True),
     Technique("engine.max_num_batched_tokens", "token budget", FEWER_BYTES, "packing", True),
     Technique("engine.block_size", "paged KV block size", FEWER_BYTES, "packing", True),

@@ -115,6 +115,7 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     words += ["--chunked-prefill-size", str(engine["max_num_batched_tokens"] if engine["chunked_prefill"] else -1)]
     words += ["--mem-fraction-static", str(engine["gpu_memory_utilization"])]
     words += [] if engine["enable_prefix_caching"] else ["--disable-radix-cache"]
+    words += ["--schedule-policy", "lpm"] if engine["scheduling_policy"] == "lpm" else []
     words += ["--disable-cuda-graph"] if engine["enforce_eager"] else []
     return words
 

@@ -86,7 +86,9 @@ class EnginePreset:
     chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
-    """full KV blocks are found again by a hash of all text up to their end"""
+    """text that was computed before is found again"""
+    prefix_cache: str = "blocks"
+    """how: by hashes of full blocks, or in a radix tree"""
     watermark: float = 0.0
     """share of the blocks kept free when admitting beside running requests"""
     host_sequence_time: float = 6e-6
@@ -288,17 +290,21 @@ PRESETS: dict[str, EnginePreset] = {
             order="prefills-only",
             retracts=True,
             late_hits="miss",
+            prefix_cache="radix",
             clip_max_new_tokens=4096,
             new_token_ratio=0.7,
             min_new_token_ratio=0.7 * 0.14,
             new_token_ratio_decay=0.7 * 0.86 / 600,
             block_size=1,
-            source="SGLang 0.5.23: managers/{schedule_policy,schedule_batch,scheduler}.py, mem_cache/radix_cache.py",
-            notes="prefills first and alone, in chunks; admission by expected tokens; radix cache of single tokens,"
-            " least recently used ends evicted first, by token rather than by node. max_num_batched_tokens is its"
-            " chunked-prefill-size, block_size its page-size, max_num_seqs its max-running-requests, order"
-            " prefills-first its enable-mixed-chunk. gpu_memory_utilization near what mem-fraction-static and the"
-            " memory outside it add up to",
+            source="SGLang 0.5.23: managers/{schedule_policy,schedule_batch,scheduler}.py,"
+            " mem_cache/{radix_cache,common}.py; eviction of no more than is lacking: pull request 32016 (2026-07)",
+            notes="prefills first and alone, in chunks; admission by expected tokens; radix tree of single tokens, text"
+            " enters it when a prefill or a request has ended, least recently used leaves are evicted whole."
+            " max_num_batched_tokens is its chunked-prefill-size, block_size its page-size, max_num_seqs its"
+            " max-running-requests, scheduling_policy its schedule-policy, order prefills-first its"
+            " enable-mixed-chunk. gpu_memory_utilization near what mem-fraction-static and the memory outside it add"
+            " up to. Not its rules: models with windows find text by blocks; it looks for room only after a request"
+            " has ended (batch_is_full), here every step does",
             **(PLAIN | OVERLAPPED),
         ),
         EnginePreset(
@@ -369,10 +375,14 @@ class Engine(Description):
     swap_space: Bytes | None = None
     """memory of the CPU per GPU for swapped requests; default: 4 GiB, as vLLM 0.6.6"""
     enable_prefix_caching: bool | None = None
-    """find KV blocks of text that was computed before"""
-    scheduling_policy: Literal["fcfs", "priority", "shortest-first"] | None = None
+    """find KV of text that was computed before"""
+    prefix_cache: Literal["blocks", "radix"] | None = None
+    """find it by hashes of full blocks, as vLLM does, or in a radix tree, as SGLang does: token by token, once it has
+    been computed"""
+    scheduling_policy: Literal["fcfs", "priority", "shortest-first", "lpm"] | None = None
     """who waits is admitted in order of arrival, of its tenant's priority (lower first; the least urgent is preempted
-    first), or of its prompt's length"""
+    first), of its prompt's length, or, lpm, of what the radix tree has of it (SGLang's longest prefix match, while no
+    more than 128 wait)"""
     host_step_time: HostTime | None = None
     """CPU time of the engine core per step"""
     host_sequence_time: HostTime | None = None
@@ -414,6 +424,7 @@ class ResolvedEngine:
     reserve_full_isl: bool
     async_scheduling: bool
     enable_prefix_caching: bool
+    prefix_cache: str
     skip_unfit_prefill: bool
     order: str
     reserve: str
@@ -448,7 +459,7 @@ class ResolvedEngine:
 
 SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "allocator", "reserve",
              "preemption_mode", "swap_space", "scheduling_policy", "block_size", "gpu_memory_utilization",
-             "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching",
+             "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching", "prefix_cache",
              "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
              "worker_sequence_time", "eager_launch_time", "enforce_eager", "fuse_norm_quant",
              "fuse_allreduce_rms")  # fmt: skip
@@ -534,6 +545,14 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
         knobs["enable_prefix_caching"] = False
         if hardware.pcie_bandwidth is None:
             problems.append(f"hardware.pcie_bandwidth: missing; requests are swapped over it ({hardware.name})")
+    if knobs["scheduling_policy"] == "lpm":
+        if knobs["prefix_cache"] != "radix":
+            problems.append(
+                "engine.scheduling_policy: lpm sorts by what a radix tree has; must be one of fcfs, priority,"
+                " shortest-first, or engine.prefix_cache radix"
+            )
+        if not knobs["enable_prefix_caching"]:
+            knobs["scheduling_policy"], origin["scheduling_policy"] = "fcfs", "lpm without a prefix cache"
     if preset.chunked_order and knobs["chunked_prefill"]:
         knobs["order"] = preset.chunked_order
     if engine.enable_mixed_chunk:
