@@ -1,8 +1,8 @@
 """A radix tree of cached text, as SGLang keeps it: what is found again, held, forgotten. Compiled.
 
 Written after SGLang 0.5 (python/sglang/srt/mem_cache/radix_cache.py, and what managers/schedule_batch.py and
-mem_cache/common.py ask of it): text enters the tree when a prefill, or a chunk of one, has run, and when a request ends;
-a look-up splits the node in which the common text ends; a request locks the path to the node it holds; memory is taken
+mem_cache/common.py ask of it): text enters the tree when a prefill, or a chunk of one, has run, and when a request
+ends; a look-up splits the node in which the common text ends; a request locks the path to the node it holds; memory is taken
 back from the least recently used leaves, whole nodes at a time.
 
 No token exists: a node is a run of the text of some request, which names it (state.SEGMENT). Two texts are compared by
@@ -146,7 +146,7 @@ def new_node(scheduler, nodes):
 
 @compiled
 def split(nodes, scheduler, requests, segments, block_size, node, num_blocks):
-    """The first blocks of a node become a node of their own, which is returned: its parent, held by all that hold it."""
+    """The first blocks of a node become a node of their own: its parent, held by all that hold it. Returns that."""
     upper = new_node(scheduler, nodes)
     row = nodes[node]
     owner = requests[row.request]
