@@ -569,6 +569,11 @@ class Simulation:
     def schedule(self) -> list[Entry]:
         """Choose the tokens of one step and count them as computed. Empty: nothing can be scheduled now."""
         knobs = self.knobs
+        for request in self.running if knobs.radix else []:
+            if request.num_computed_tokens < request.prefill_end:
+                self.pool.insert(request, request.num_computed_tokens)
+        if knobs.policy == "lpm" and len(self.running) < knobs.max_num_seqs:
+            self.sort_by_prefix()
         self.budget = knobs.max_num_batched_tokens
         self.threshold = knobs.long_prefill_token_threshold or inf
         if knobs.long_prefill_needs_contention and len(self.running) + len(self.waiting) <= 1:
@@ -639,8 +644,6 @@ class Simulation:
             if n <= 0:
                 continue  # its next token is not known yet
             computed = request.num_computed_tokens
-            if self.knobs.radix and computed < request.prefill_end:
-                self.pool.insert(request, computed)
             until = min(computed + n + self.knobs.lookahead, self.knobs.max_model_len)
             while request in self.running and not self.allocate(request, computed, until):
                 victim = max(
@@ -662,8 +665,6 @@ class Simulation:
         expected = sum(map(self.left, self.running)) * self.ratio
         self.returned = False
         position = 0
-        if knobs.policy == "lpm" and not self.preempted and self.budget > 0 and len(self.running) < knobs.max_num_seqs:
-            self.sort_by_prefix()
         while (
             not self.preempted
             and position < len(self.waiting)
@@ -934,6 +935,10 @@ class Simulation:
             self.front_end = begin + tokens * self.knobs.host_token_time
             end = (begin + self.front_end + self.knobs.host_token_time) / 2  # of all tokens, on the mean
             self.send(end)
+        for request in (e.request for e in entries if self.knobs.radix and e.samples):
+            if request in self.running and not request.entered:
+                self.pool.insert(request, request.prefill_end)
+                request.entered = True
         for entry in entries:
             request = entry.request
             request.num_steps_in_flight -= 1
@@ -958,16 +963,13 @@ class Simulation:
             request.num_placeholders -= 1 + entry.verified if self.knobs.async_scheduling else 0
             if request.outputs >= min(request.output_tokens, request.max_tokens):
                 request.status = COMPLETED
-                if self.knobs.radix and request in self.running:
+                if self.knobs.radix and request in self.running and request.num_computed_tokens > request.prefill_end:
                     self.pool.insert(request, min(request.num_computed_tokens, request.num_tokens - 1))
                 (self.running if request in self.running else self.waiting).remove(request)
                 self.release(request)
                 if self.knobs.max_concurrency:
                     self.places.append(end)
                     self.send(end)
-            elif self.knobs.radix and request in self.running and not request.entered:
-                self.pool.insert(request, request.prefill_end)
-                request.entered = True
 
     def check(self) -> None:
         knobs = self.knobs

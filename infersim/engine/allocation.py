@@ -15,7 +15,7 @@ from .blocks import (
 )
 from .contiguous import give_back, take_piece
 from .njit import compiled
-from .radix import release_path, share_match
+from .radix import share_match
 from .state import (
     RESERVE_MAX_MODEL_LEN,
     RESERVE_OUTPUT_LENGTH,
@@ -212,7 +212,7 @@ def allocate_matched(request, scheduler, knobs, tables, nodes, cached, n, reserv
 
 
 @compiled
-def free(request, scheduler, blocks, tables, nodes):
+def free(request, scheduler, blocks, tables):
     """Free all blocks of a request, wherever they are."""
     if request.num_swapped > 0:
         scheduler.free_cpu_blocks += request.num_swapped
@@ -226,8 +226,6 @@ def free(request, scheduler, blocks, tables, nodes):
         give_back(request, scheduler, tables)
     else:
         scheduler.free_blocks += request.num_blocks
-        if request.node > 0:
-            release_path(request, scheduler, nodes)
     request.num_blocks = 0
     request.table_length = 0
     request.slots = 0

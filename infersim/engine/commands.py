@@ -4,7 +4,7 @@ from .allocation import allocate, allocate_matched, free, share_hits
 from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
 from .njit import compiled
 from .queue import remove
-from .radix import evict, insert, match_prefix, peek
+from .radix import evict, insert, match_prefix, peek, release_path
 from .replica import count_outstanding, drop_finished, send
 from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
@@ -36,10 +36,12 @@ def abort(a, q, time):
     request.status = ABORTED
     if before == RUNNING:
         drop_finished(a.requests, scheduler, a.running[rank])
-        if a.knobs[r].radix:
+    if a.knobs[r].radix:
+        if before == RUNNING:
             computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)
             insert(q, computed, scheduler, a.knobs[r], a.requests, a.nodes[rank], a.segments)
-    free(request, scheduler, a.blocks[rank], a.tables[rank], a.nodes[rank])
+        release_path(request, scheduler, a.nodes[rank])
+    free(request, scheduler, a.blocks[rank], a.tables[rank])
     wake(replica, time)
     replica.num_finished += 1
     if request.sent >= 0.0:
@@ -105,7 +107,9 @@ def release(a, q, time):
     request = a.requests[q]
     replica = a.replicas[request.replica]
     rank = request.replica * a.call[0].ranks + request.rank
-    free(request, a.schedulers[rank], a.blocks[rank], a.tables[rank], a.nodes[rank])
+    if a.knobs[request.replica].radix:
+        release_path(request, a.schedulers[rank], a.nodes[rank])
+    free(request, a.schedulers[rank], a.blocks[rank], a.tables[rank])
     replica.num_reserved -= 1
     wake(replica, time)
     return True

@@ -4,7 +4,7 @@ from .allocation import free
 from .blocks import identify
 from .njit import compiled
 from .queue import push_back, put_back, urgency
-from .radix import evict
+from .radix import evict, release_path
 from .state import RETRACT_STEPS, WAITING
 
 
@@ -19,7 +19,9 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, 
     request.num_preemptions += 1
     replica.num_preemptions += 1
     swapped, computed = request.num_blocks, request.num_computed_tokens
-    free(request, scheduler, blocks, tables, nodes)
+    if knobs.radix:
+        release_path(request, scheduler, nodes)
+    free(request, scheduler, blocks, tables)
     if 0 < swapped <= scheduler.free_cpu_blocks:
         scheduler.free_cpu_blocks -= swapped
         scheduler.num_copied += swapped

@@ -2,8 +2,8 @@
 
 Written after SGLang 0.5 (python/sglang/srt/mem_cache/radix_cache.py, and what managers/schedule_batch.py and
 mem_cache/common.py ask of it): text enters the tree when a prefill, or a chunk of one, has run, and when a request
-ends; a look-up splits the node in which the common text ends; a request locks the path to the node it holds; memory is taken
-back from the least recently used leaves, whole nodes at a time.
+ends; a look-up splits the node in which the common text ends; a request locks the path to the node it holds; memory is
+taken back from the least recently used leaves, whole nodes at a time.
 
 No token exists: a node is a run of the text of some request, which names it (state.SEGMENT). Two texts are compared by
 their segments, so a look-up costs a few operations per segment, however long. Which slot of memory a token has is of no
@@ -18,6 +18,7 @@ from .blocks import hash_block
 from .njit import compiled
 from .queue import insert as insert_waiting
 from .queue import remove as remove_waiting
+from .state import LONGEST_PREFIX
 
 NODE_SALT = 0x632BE59BD9B4E019  # odd, without structure
 NUM_BUCKETS = 1 << 14  # of the hash table of nodes: few enough to stay in a processor's cache
@@ -366,3 +367,14 @@ def sort_by_prefix(requests, scheduler, knobs, nodes, segments):
             behind = requests[before].next if before >= 0 else scheduler.waiting_head
             insert_waiting(requests, scheduler, q, before, behind)
         q = after
+
+
+@compiled
+def before_step(requests, scheduler, knobs, running, nodes, segments):
+    """Chunks of prompts that have run enter the tree (stash_chunked_request), and who waits is sorted."""
+    for i in range(scheduler.num_running):
+        q = running[i]
+        if requests[q].num_computed_tokens < requests[q].prefill_end:
+            insert(q, requests[q].num_computed_tokens, scheduler, knobs, requests, nodes, segments)
+    if knobs.policy == LONGEST_PREFIX and scheduler.num_running < knobs.max_num_seqs:
+        sort_by_prefix(requests, scheduler, knobs, nodes, segments)

@@ -12,7 +12,7 @@ from .allocation import free
 from .correction import correction
 from .njit import compiled, inlined
 from .queue import push_back, push_front, remove
-from .radix import insert
+from .radix import before_step, evict, insert, release_path
 from .scheduler import schedule
 from .speculation import draft_attention_time, num_accepted, uniform
 from .state import (
@@ -272,13 +272,12 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     request.status = COMPLETED
     free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     final_tokens, asked_blocks = scheduler.final_tokens, scheduler.asked_blocks
-    if knobs.radix and not was_waiting:
-        known = request.prompt_tokens + request.num_output_tokens
-        insert(q, min(request.num_computed_tokens, known - 1), scheduler, knobs, requests, nodes, segments)
+    if knobs.radix:
+        end_text(q, scheduler, knobs, requests, nodes, segments)
     if request.hold:
         replica.num_reserved += 1
     else:
-        free(request, scheduler, blocks, tables, nodes)
+        free(request, scheduler, blocks, tables)
     if not was_waiting:  # the next `observe` does not see what it held since the last one
         elapsed = replica.now - replica.last_schedule
         replica.running_time += elapsed
@@ -298,14 +297,35 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
 
 
 @compiled
-def enter_tree(requests, replica, scheduler, knobs, q, nodes, segments):
-    """What request q's prefill has computed enters the radix tree; the next `observe` does not see what that frees."""
-    free_blocks, num_shared = scheduler.free_blocks, scheduler.num_shared
-    insert(q, requests[q].prefill_end, scheduler, knobs, requests, nodes, segments)
-    requests[q].entered = 1
+def end_text(q, scheduler, knobs, requests, nodes, segments):
+    """What the completed request q has computed since its prefill enters the radix tree; it holds that no longer, but
+    for somebody who is still to read it."""
+    request = requests[q]
+    computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens - 1)
+    if computed > request.prefill_end:  # else it was preempted, or ends with its prefill
+        insert(q, computed, scheduler, knobs, requests, nodes, segments)
+    if not request.hold:
+        release_path(request, scheduler, nodes)
+
+
+@compiled
+def enter_prefills(a, r, slot):
+    """What prefills that end with a step have computed enters the radix trees, before the step's tokens are looked at.
+
+    The next `observe` does not see what that frees.
+    """
+    replica, knobs = a.replicas[r], a.knobs[r]
     elapsed = replica.now - replica.last_schedule
-    replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
-    replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
+    for rank in range(r * a.call[0].ranks, (r + 1) * a.call[0].ranks):
+        scheduler = a.schedulers[rank]
+        free_blocks, num_shared = scheduler.free_blocks, scheduler.num_shared
+        for i in range(a.counts[rank, slot]):
+            q = a.steps[rank, slot, i]
+            if q >= 0 and a.requests[q].entered == 0 and a.requests[q].status == RUNNING:
+                insert(q, a.requests[q].prefill_end, scheduler, knobs, a.requests, a.nodes[rank], a.segments)
+                a.requests[q].entered = 1
+        replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
+        replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
 
 
 @compiled
@@ -354,7 +374,8 @@ def end_step(a, r):
     keep_gaps = call.num_gaps > 0
     speculates = call.depth > 0
     one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
-    radix = knobs.radix != 0
+    if knobs.radix:
+        enter_prefills(a, r, slot)
     placeholder = 1 if knobs.async_scheduling else 0
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
@@ -407,8 +428,6 @@ def end_step(a, r):
                     requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank],
                     a.nodes[rank], a.segments,
                 )  # fmt: skip
-            elif radix and request.entered == 0 and request.status == RUNNING:
-                enter_tree(requests, replica, scheduler, knobs, q, a.nodes[rank], a.segments)
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
     replica.num_drafts += num_drafts
@@ -459,11 +478,15 @@ def start_step(a, r):
     sequences = 0
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
+        if knobs.radix:
+            before_step(requests, scheduler, knobs, a.running[rank], a.nodes[rank], a.segments)
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
             a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.nodes[rank],
             a.segments, call.depth > 0,
         )  # fmt: skip
+        if knobs.radix:
+            evict(a.nodes[rank], scheduler, 0)
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)

@@ -17,14 +17,13 @@ from .blocks import identify
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
 from .queue import remove
-from .radix import evict, insert, match_prefix, sort_by_prefix
+from .radix import match_prefix
 from .speculation import add_verification
 from .state import (
     ADMIT,
     DECODES,
     DECODES_IF_NO_PREFILL,
     EVERYTHING,
-    LONGEST_PREFIX,
     PREFILLS,
     RESERVE_TO_COMPLETION,
     RESERVED_PER_SEQUENCE,
@@ -87,8 +86,6 @@ def schedule(
             promised = 0
             if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
                 promised = promised_blocks(requests, scheduler, knobs, running)
-            if knobs.policy == LONGEST_PREFIX and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
-                sort_by_prefix(requests, scheduler, knobs, nodes, segments)
             swapped_in = False
             q = scheduler.waiting_head
             while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
@@ -215,7 +212,6 @@ def schedule(
                     scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
                 )
         plain = only_full and phase != PREFILLS
-        mixed = phase == EVERYTHING and not knobs.radix  # where a last chunk of one token is like any decode
         num_decodes, decode_keys, more_queries, more_pairs = 0, 0, 0, 0
         num_verified, num_drafting, draft_keys = 0, 0, 0
         i = 0
@@ -232,7 +228,9 @@ def schedule(
                 and computed + 1 == request.num_tokens
                 and ahead < request.slots
                 and request.num_tokens < request.max_num_tokens - placeholder
-                and (mixed or (computed >= request.prefill_end and request.last_step != replica.num_steps))
+                and (
+                    phase == EVERYTHING or (computed >= request.prefill_end and request.last_step != replica.num_steps)
+                )
             ):  # what comes below, for most sequences of most steps: one token, with a block to put it in
                 if not speculates:
                     num_decodes += 1
@@ -279,8 +277,6 @@ def schedule(
             n = min(n, budget, longest - computed)
             if n <= 0:
                 continue
-            if knobs.radix and computed < request.prefill_end:
-                insert(q, computed, scheduler, knobs, requests, nodes, segments)  # the chunks so far
             end = min(computed + n + knobs.lookahead, knobs.max_model_len)
             # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
             full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
@@ -337,8 +333,6 @@ def schedule(
         sums[0].more_queries += more_queries
         sums[0].more_pairs += more_pairs
 
-    if scheduler.evictable_blocks > scheduler.free_blocks:
-        evict(nodes, scheduler, 0)
     scheduler.num_scheduled = count
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget
     scheduler.held_tokens += scheduler.num_tokens

@@ -300,13 +300,13 @@ PRESETS: dict[str, EnginePreset] = {
             block_size=1,
             source="SGLang 0.5.23: managers/{schedule_policy,schedule_batch,scheduler}.py,"
             " mem_cache/{radix_cache,common}.py; eviction of no more than is lacking: pull request 32016 (2026-07)",
-            notes="prefills first and alone, in chunks; admission by expected tokens; radix tree of single tokens, text"
-            " enters it when a prefill or a request has ended, least recently used leaves are evicted whole."
-            " max_num_batched_tokens is its chunked-prefill-size, block_size its page-size, max_num_seqs its"
-            " max-running-requests, scheduling_policy its schedule-policy, order decodes-first its"
+            notes="prefills first and alone, in chunks; admission by expected tokens; radix tree of single tokens,"
+            " text enters it when a prefill or a request has ended, least recently used leaves are evicted"
+            " whole. max_num_batched_tokens is its chunked-prefill-size, block_size its page-size, max_num_seqs"
+            " its max-running-requests, scheduling_policy its schedule-policy, order decodes-first its"
             " enable-mixed-chunk (PrefillAdder takes running requests off its budget). gpu_memory_utilization near what"
-            " mem-fraction-static and the memory outside it add up to. Not its rules: models with windows find text by blocks; it looks for room only after a request"
-            " has ended (batch_is_full), here every step does",
+            " mem-fraction-static and the memory outside it add up to. Unlike it, models with windows find text"
+            " by blocks, and every step looks for room, not only those after a request has ended (batch_is_full)",
             **(PLAIN | OVERLAPPED),
         ),
         EnginePreset(
