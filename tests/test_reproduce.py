@@ -27,11 +27,6 @@ KNOWN_FAILURES = {
     "chen.optK",
     "fa1.fig2.runtime",
     "sarathi.falcon",
-    "vllm.alpaca.oracle_basic_beam6",
-    "vllm.fig18b",
-    "vllm.fig2.orca_pow2",
-    "vllm.rate.vs_ft",
-    "vllm.sharegpt.beam",
 }
 
 
