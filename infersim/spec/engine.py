@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Description
+from .base import Description, near
 from .errors import InputError
 from .hardware import Hardware
 from .units import Bytes, Count, CountOrZero, Number, Seconds, Share, short
@@ -323,7 +323,7 @@ PRESETS: dict[str, EnginePreset] = {
 
 def _preset(value: Any) -> str:
     if not isinstance(value, str) or value not in PRESETS:
-        raise ValueError(f"no such engine preset (got {short(value)}); known: {', '.join(PRESETS)}")
+        raise ValueError(f"no such engine preset (got {short(value)}){near(str(value), list(PRESETS))}")
     return value
 
 
