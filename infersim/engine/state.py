@@ -45,7 +45,6 @@ ORDERS = {
     "running-first": EVERYTHING | ADMIT << 3,  # running requests in order of admission, then waiting ones
     "decodes-first": DECODES | PREFILLS << 3 | ADMIT << 6,
     "prefills-only": PREFILLS | ADMIT << 3 | DECODES_IF_NO_PREFILL << 6,  # a step with a prefill has no decodes
-    "prefills-first": PREFILLS | ADMIT << 3 | DECODES << 6,
 }
 # What a request is given at admission: the blocks of its first chunk, of its whole prompt, of max_model_len; or those
 # of its first chunk, if there is room for prompt + max_tokens of all that run.
@@ -112,6 +111,7 @@ REQUEST = np.dtype(
         ("num_swapped", "i4"),  # KV blocks of it in the CPU's memory
         ("arrival", "f8"),
         ("sent", "f8"),  # when the client sent it: at its arrival, or later under max_concurrency
+        ("visible", "f8"),  # when the API server is done with it: it takes one after another
         ("scheduled", "f8"),  # first time it entered a step
         ("first_token", "f8"),
         ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled
@@ -221,6 +221,7 @@ KNOBS = np.dtype(
         ("host_step_time", "f8"),
         ("host_sequence_time", "f8"),
         ("host_request_time", "f8"),
+        ("host_token_time", "f8"),
     ],
     align=True,
 )
