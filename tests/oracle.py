@@ -147,15 +147,29 @@ class Pool:
         return block
 
     def take_piece(self, length: int, buddy: bool) -> list[Block] | None:
-        """Neighbouring blocks, the lowest that are free; a buddy allocator's are a power of two at a multiple of it."""
-        size = next(2**i for i in range(64) if 2**i >= length) if buddy else length
-        for first in range(0, len(self.blocks) - size + 1, size if buddy else 1):
+        """Neighbouring blocks, the lowest that are free; a buddy allocator's are a power of two at a multiple of it,
+        where the fewest others are free with them."""
+
+        def free(first: int, size: int) -> bool:
             piece = self.blocks[first : first + size]
-            if all(block.references == 0 for block in piece):
-                for block in piece:
-                    self.touch(block)
-                return piece
-        return None
+            return len(piece) == size and all(block.references == 0 for block in piece)
+
+        def whole_buddy(first: int) -> int:
+            size = length
+            while free(first // (2 * size) * (2 * size), 2 * size):
+                size *= 2
+            return size
+
+        if buddy:
+            length = next(2**i for i in range(64) if 2**i >= length)
+        places = [first for first in range(0, len(self.blocks), length if buddy else 1) if free(first, length)]
+        if not places:
+            return None
+        first = min(places, key=whole_buddy) if buddy else places[0]
+        piece = self.blocks[first : first + length]
+        for block in piece:
+            self.touch(block)
+        return piece
 
     def touch(self, block: Block) -> None:
         if block.references == 0:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from infersim.explain.summary import kv_shares
-from infersim.run import run
+from infersim.run import run, simulate
 from infersim.spec.scenario import build_scenario
+from infersim.workload.requests import Requests
 
 SLOTS = 15_728  # of OPT-13B in 12 GiB (Kwon et al. 2023, table 1)
 
@@ -46,6 +47,27 @@ def test_who_knows_the_output_wastes_nothing_inside_and_a_buddy_allocator_outsid
         assert kv_shares(result)["internal"] == pytest.approx(0, abs=1e-9)
     assert kv_shares(exact)["external"] < kv_shares(buddy)["external"]
     assert exact.running_time / exact.end_time > 1.2 * buddy.running_time / buddy.end_time
+
+
+def test_a_buddy_allocator_keeps_large_holes_whole():
+    """Of 8 slots 0 to 3 are free and 4 to 6 are not: a piece of one goes to 7, and one of four still fits."""
+    setting = build_scenario(
+        {
+            "model": "OPT-13B",
+            "hardware": "a100-sxm-40gb",
+            "engine": {"preset": "orca", "reserve": "output-length", "max_model_len": 512, "host_request_time": 0.0,
+                       "block_size": 64, "num_gpu_blocks_override": 9, "gpu_memory_utilization": 0.95},
+            "workload": {"num_requests": 5, "input_tokens": 1, "output_tokens": 1},
+        },
+        "test",
+    )  # fmt: skip
+    # pieces of four, two and one blocks, of which the first is given back soon; then of one and of four
+    lengths = ((250, 2), (64, 64), (32, 32), (20, 40), (200, 50))
+    prompts, outputs = (np.array(x) for x in zip(*lengths, strict=True))
+    result = simulate(setting, Requests(np.array([0.0, 0.0, 0.0, 0.5, 0.5]), prompts, outputs, np.arange(5)))
+    r = result.requests
+    assert r["last_token"][0] < 0.5 < r["last_token"][1:].min()
+    assert r["scheduled"][4] < r["last_token"][1:4].min()
 
 
 def test_powers_of_two_are_never_more_than_twice_the_output():
