@@ -76,7 +76,7 @@ MISSING = {
 - *One request always waits.* Mean TTFT of Llama-3.1-8B under TensorRT-LLM at 8 and 16 clients is its prefill plus an
   8th or a 16th of the whole latency, as if the server had one place less than there are clients.
 - *Kernels of TensorRT-LLM.* The profiles' are vLLM's, but for its all-reduce. Its dense rows on H200 stay
-  overestimated. MXFP4 experts of the B200 profile were measured with bf16 inputs, while gpt-oss ran with MXFP8.
+  overestimated. Prompts of gpt-oss take some 40 % longer than its MXFP8 experts, measured at other sizes, say.
 - *Speculation.* DeepSeek-R1 FP4 rows of TensorRT-LLM 1.2.0rc6.post3 are 1.3 to 2 times faster per token than those
   of rc6.post2 with the same settings. InferenceX has scripts with MTP for them (dsr1_fp4_b200_trt_mtp.sh); the
   table does not say which ran, and all are predicted without.
