@@ -313,6 +313,8 @@ def price_from_step_cost(cost, draft=None) -> Price:
             if sums.num_decodes and sums.num_prefills:
                 keys = sums.decode_keys(c["window"])
                 seconds += min(c["mixed_kv"] + c["mixed_growth"] * keys, c["mixed_limit"]) * keys
+                tiles = sums.query_tiles / sums.num_prefills
+                seconds += (c["mixed_sequence"] + c["mixed_tile"] * tiles) * sums.num_decodes
             if sums.num_prefills:
                 seconds += prefill(c, sums, c["window"])
         return seconds * cost.issue_share, seconds

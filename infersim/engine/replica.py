@@ -139,6 +139,7 @@ def attention_time(sums, attention, num_kinds, split):
         s = sums[kind]
         if s.num_decodes > 0 and s.prefill_tokens > 0:
             mixed = min(row.mixed_kv + row.mixed_growth * s.decode_keys, row.mixed_limit) * s.decode_keys
+            mixed += (row.mixed_sequence + row.mixed_tile * s.query_tiles / s.num_prefills) * s.num_decodes
             split[KV] += mixed
             total += mixed
         if s.num_decodes > 0:
@@ -162,6 +163,7 @@ def attention_time(sums, attention, num_kinds, split):
             s.prefill_keys = 0
             s.prefill_pairs = 0
             s.query_tiles = 0
+            s.num_prefills = 0
     return total
 
 

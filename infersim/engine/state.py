@@ -151,7 +151,8 @@ CORRECTION = (7, 7)
 # decode  = (fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)) * correction
 # prefill = (fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + query*tokens + tile*query_tiles,
 #            softness)) * correction
-# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys
+# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys, and
+# mixed_sequence + mixed_tile * (query_tiles of its mean prefill) for each decode
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 # correction = exp of what the grid says at (log2 of sequences or tokens, log2 of keys or pairs per one of them), linear
 # between its knots, constant beyond; axes: first knot of the one, knots per unit of it, and the same of the other.
@@ -177,6 +178,8 @@ ATTENTION_PRICE = np.dtype(
         ("mixed_kv", "f8"),  # s per visible decode key more if the step also prefills ...
         ("mixed_growth", "f8"),  # and further s per key for each key that the decodes see ...
         ("mixed_limit", "f8"),  # up to so many s per key
+        ("mixed_sequence", "f8"),  # s per decode more ...
+        ("mixed_tile", "f8"),  # ... and further s for each query tile of a prefill beside it
     ],
     align=True,
 )
@@ -322,6 +325,7 @@ SUMS = np.dtype(
         ("prefill_keys", "i8"),
         ("prefill_pairs", "i8"),
         ("query_tiles", "i8"),
+        ("num_prefills", "i8"),
     ],
     align=True,
 )
