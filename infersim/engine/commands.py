@@ -1,7 +1,8 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
 from .allocation import allocate, free, share_hits
-from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
+from .blocks import free_table, identify, look_up, take_until
+from .hashes import find, hash_block, key_of
 from .njit import compiled
 from .queue import remove
 from .replica import count_outstanding, drop_finished, send
@@ -76,7 +77,7 @@ def reserve(a, q):
         fits = needed + watermark <= scheduler.free_blocks
         if fits:
             share_hits(request, scheduler, blocks, tables, hit)
-            take_until(request, scheduler, blocks, tables[request.table], length)
+            take_until(request, scheduler, knobs, blocks, tables[request.table], length)
     else:
         fits = allocate(request, scheduler, knobs, tables, tokens, True, watermark)
     if not fits:

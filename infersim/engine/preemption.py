@@ -21,7 +21,8 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     free(request, scheduler, blocks, tables)
     if 0 < swapped <= scheduler.free_cpu_blocks:
         scheduler.free_cpu_blocks -= swapped
-        scheduler.num_copied += swapped
+        scheduler.copy_time += swapped * knobs.swap_block_time
+        replica.num_copied += swapped
         request.num_swapped = swapped
         request.num_computed_tokens = computed
 
