@@ -253,7 +253,7 @@ class Fleet:
 
     @property
     def time_by_resource(self) -> np.ndarray:
-        """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
+        """Busy seconds of all replicas by resource: f8[9], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
     def submit(
