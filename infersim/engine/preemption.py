@@ -9,7 +9,13 @@ from .state import RETRACT_STEPS, WAITING
 
 @compiled
 def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments):
-    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room."""
+    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room.
+
+    As vLLM V0 swaps beside prefix caching (core/block/prefix_caching_block.py, cpu_gpu_block_allocator.py): all blocks
+    are copied, those that others hold are only let go of; on its return full blocks whose hash the GPU still has are
+    shared, the others taken anew and hashed, and all are copied. V0 keeps equal blocks of two swapped requests once,
+    here each has its own.
+    """
     request = requests[victim]
     if knobs.enable_prefix_caching and not scheduler.identified:
         identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)

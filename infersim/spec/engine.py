@@ -378,11 +378,11 @@ class Engine(Description):
     """memory of the CPU per GPU for swapped requests; default: 4 GiB, as vLLM 0.6.6"""
     kv_offloading_size: Bytes | None = None
     """memory of the CPU for cached text that the GPU evicts, as vLLM's: of all GPUs of a replica together, for each
-    data-parallel rank its own; default: 0. SGLang's hicache-size, LMCache's max_local_cpu_size"""
+    data-parallel rank its own; default: 0"""
     kv_offloading_latency: HostTime | None = None
     """of a load from there, beyond its bytes over PCIe; default: 0 (assumed)"""
     kv_offloading_disk_size: Bytes | None = None
-    """room on a disk for what the CPU's memory evicts in turn; LMCache's max_local_disk_size; default: 0"""
+    """room on a disk for what the CPU's memory evicts in turn; default: 0"""
     kv_offloading_disk_bandwidth: Annotated[BytesPerSecond, Field(gt=0)] | None = None
     """at which it is read into the CPU's memory; no default"""
     kv_offloading_disk_latency: HostTime | None = None
