@@ -85,6 +85,9 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     assert replica["num_preemptions"] == expected.num_preemptions
     assert replica["num_scheduled_tokens"] == sum(n for _, step in expected.steps for _, n in step)
     assert replica["outstanding_time"] == pytest.approx(expected.in_system_time, rel=1e-9, abs=1e-12)
+    if expected.num_preemptions == 0:
+        waits = sum(r.scheduled - r.visible for r in expected.records if r.status == oracle.COMPLETED)
+        assert replica["waiting_time"] == pytest.approx(waits, rel=1e-9, abs=1e-12)
     assert fleet.schedulers["free_blocks"][0] == fleet.knobs["num_gpu_blocks"][0] - 1
     assert not any(
         fleet.schedulers[name][0]

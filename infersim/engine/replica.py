@@ -99,6 +99,7 @@ def join(requests, replica, schedulers, knobs):
             if request.visible > replica.now:
                 return
             request.status = WAITING
+            replica.waiting_time += replica.now - request.visible  # since the last `observe`
         replica.pending_head = request.next
         if replica.pending_head < 0:
             replica.pending_tail = -1
@@ -431,8 +432,8 @@ def start_step(a, r):
     call, requests, replica, knobs, price = a.call[0], a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
-    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     observe(a, r)
+    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight
