@@ -112,7 +112,13 @@ def release_outside_window(request, knobs, scheduler, blocks, table):
 
 @compiled
 def hash_until(request, knobs, scheduler, blocks, table, segments, full):
-    """Hash the request's blocks, in all its block tables, until `full` of each are."""
+    """Hash the request's blocks, in all its block tables, until `full` of each are.
+
+    Where nobody else has its text that waits until it is preempted, when it alone may find them again (remember).
+    """
+    if scheduler.unshared:
+        request.num_hashed_blocks = max(request.num_hashed_blocks, full)
+        return
     while request.num_hashed_blocks < full:
         request.chain, request.segment, request.segment_offset = hash_block(
             request, segments, knobs.block_size, request.chain, request.segment, request.segment_offset
@@ -124,6 +130,17 @@ def hash_until(request, knobs, scheduler, blocks, table, segments, full):
             if b > 0:
                 enter(blocks, scheduler, b, key_of(request.chain, t))
         request.num_hashed_blocks += 1
+
+
+@compiled
+def remember(request, knobs, scheduler, blocks, table, segments):
+    """Hash the blocks of a request that is about to give them up, and of whose text nobody knew until now."""
+    full = request.num_hashed_blocks
+    request.num_hashed_blocks = request.segment_offset // knobs.block_size  # it begins no segments
+    step = scheduler.step
+    scheduler.unshared, scheduler.step = 0, -1  # earlier text, not text that this step computes
+    hash_until(request, knobs, scheduler, blocks, table, segments, full)
+    scheduler.unshared, scheduler.step = 1, step
 
 
 @compiled
@@ -139,12 +156,12 @@ def take_until(request, scheduler, knobs, blocks, table, length):
 
 
 @compiled
-def identify(requests, knobs, scheduler, blocks, tables, segments, replica, rank):
+def identify(requests, knobs, scheduler, blocks, tables, replica, rank):
     """Give every block held an identity; the others form the free queue.
 
     Needed before the first step of requests that share text. Of others nobody can find a block again until the first
     preemption: until then counting them is enough, and then it does not matter which block is whose. replica: whose
-    requests may hold blocks already, -1 if none does.
+    requests, which share no text, hold blocks already, -1 if none does.
     """
     scheduler.identified = 1
     scheduler.free_blocks = knobs.num_gpu_blocks - 1
@@ -154,19 +171,16 @@ def identify(requests, knobs, scheduler, blocks, tables, segments, replica, rank
     blocks[0].prev = knobs.num_gpu_blocks - 1
     blocks[knobs.num_gpu_blocks - 1].next = 0
     clear_tiers(blocks, knobs)
-    step = scheduler.step
-    scheduler.step = -1  # what is found again is its own earlier text, not text that this step computes
-    for q in range(len(requests) if replica >= 0 else 0):
+    if replica < 0:
+        return
+    scheduler.unshared = 1
+    for q in range(len(requests)):
         request = requests[q]
         if request.num_blocks > 0 and request.replica == replica and request.rank == rank:
             take_table(request, scheduler, tables)
-            full = request.num_hashed_blocks
-            request.num_hashed_blocks = 0
             request.table_length = request.num_blocks
             for position in range(request.table_length):
                 tables[request.table, position] = take(blocks, scheduler, knobs)
-            hash_until(request, knobs, scheduler, blocks, tables[request.table], segments, full)
-    scheduler.step = step
 
 
 @compiled

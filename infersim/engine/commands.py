@@ -61,7 +61,7 @@ def reserve(a, q):
     hit = 0
     watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
     if scheduler.identified < 0:
-        identify(a.requests, knobs, scheduler, blocks, tables, a.segments, -1, -1)
+        identify(a.requests, knobs, scheduler, blocks, tables, -1, -1)
     if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
         return 0
     tokens = request.max_num_tokens if knobs.reserve == RESERVE_TO_COMPLETION else request.prompt_tokens

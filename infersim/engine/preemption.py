@@ -1,7 +1,7 @@
 """Who gives up memory when it runs out, and what becomes of it. Compiled."""
 
 from .allocation import free
-from .blocks import identify
+from .blocks import identify, remember
 from .njit import compiled
 from .queue import push_back, put_back, urgency
 from .state import RETRACT_STEPS, WAITING
@@ -18,7 +18,9 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     """
     request = requests[victim]
     if knobs.enable_prefix_caching and not scheduler.identified:
-        identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
+        identify(requests, knobs, scheduler, blocks, tables, request.replica, request.rank)
+    if scheduler.unshared:
+        remember(request, knobs, scheduler, blocks, tables[request.table], segments)
     request.status = WAITING
     request.num_drafts = 0
     request.num_preemptions += 1

@@ -46,7 +46,7 @@ def schedule(
     """
     scheduler.step = replica.num_steps
     if scheduler.identified < 0:
-        identify(requests, knobs, scheduler, blocks, tables, segments, -1, -1)
+        identify(requests, knobs, scheduler, blocks, tables, -1, -1)
     budget = knobs.max_num_batched_tokens
     count = 0
     preempted = False

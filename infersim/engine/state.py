@@ -297,6 +297,7 @@ SCHEDULER = np.dtype(
         ("waiting_tail", "i4"),
         ("free_blocks", "i4"),
         ("identified", "i4"),  # blocks have an identity, since something may be found again; -1: before the first step
+        ("unshared", "i4"),  # requests share no text, so that only who was preempted can find a block again
         ("num_tables", "i4"),  # block tables of a request
         ("table_stride", "i4"),  # most blocks in each
         ("free_table", "i4"),  # first free row of block tables that was used before, or -1
