@@ -16,7 +16,7 @@ from infersim.report.terminal import MAX_LINES, WIDTH, render
 
 def run(split, **fields):
     arrival = np.arange(100.0)
-    fields = {"time_by_resource": np.array(split, "f8"), "busy_time": float(sum(split)), **fields}
+    fields = {"time_by_resource": np.array([*split, 0.0]), "busy_time": float(sum(split)), **fields}
     return result_of(arrival, arrival, arrival + 0.2, arrival + 0.8, prompts=50, outputs=4, **fields)
 
 
