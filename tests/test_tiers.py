@@ -1,5 +1,7 @@
 """Tiers below the GPU: what they find again, what bringing it back costs, and what they must not change."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from prefixes import BLOCK, cached, fleet, load_mooncake, lru_hit_rate, serve_trace
@@ -13,6 +15,7 @@ from infersim.explain.attribution import divide_sum, latency_terms
 from infersim.explain.break_even import loading_over_prompt
 from infersim.explain.change import by_row
 from infersim.explain.summary import summarize
+from infersim.report.export import vllm_serve
 from infersim.run import run
 from infersim.spec.errors import InputError
 from infersim.spec.scenario import build_scenario
@@ -298,3 +301,11 @@ def test_all_ranks_wait_for_the_one_that_loads():
     )  # fmt: skip
     engine.advance()
     assert seconds(engine) == [1.0, 1.0, 1.0 + 3 * 0.125, 1.0 + 3 * 0.125]
+
+
+def test_the_exported_server_has_the_tier():
+    """vLLM's own flags, its backend that loads as is simulated here."""
+    scenario = conversations(**SLOW)
+    words = vllm_serve(scenario, asdict(deployment_of(scenario).engine))
+    assert words[words.index("--kv-offloading-size") + 1] == "1"
+    assert words[words.index("--kv-offloading-backend") + 1] == "lmcache"
