@@ -138,6 +138,7 @@ class Deployment:
             policy=engine.scheduling_policy,
             num_cpu_blocks=self._num_cpu_blocks,
             swap_block_time=self.memory.block_bytes / self.hardware.pcie_bandwidth if self._num_cpu_blocks else 0.0,
+            **self._tiers,
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
@@ -157,6 +158,22 @@ class Deployment:
         return min(int(self.engine.swap_space / self.memory.block_bytes), MAX_BLOCKS) if swaps else 0
 
     @property
+    def _tiers(self) -> dict[str, list[float]]:
+        """Knobs of the tiers below the GPU: each GPU has its share of them and its own PCIe link, one disk is read for
+        all of them."""
+        engine, size = self.engine, self.memory.block_bytes
+        if engine.kv_offloading_size == 0:
+            return {}
+        gpus = self.parallelism.num_gpus // self.parallelism.attention_data
+        room = (engine.kv_offloading_size, engine.kv_offloading_disk_size)
+        disk = size * gpus / engine.kv_offloading_disk_bandwidth if engine.kv_offloading_disk_bandwidth else 0.0
+        return {
+            "tier_blocks": [min(int(each / (size * gpus)), MAX_TIER_BLOCKS) for each in room],
+            "tier_latency": [engine.kv_offloading_latency, engine.kv_offloading_disk_latency],
+            "tier_block_time": [size / self.hardware.pcie_bandwidth, disk],
+        }
+
+    @property
     def _lookahead(self) -> int:
         """Tokens for which a running sequence takes blocks beyond those of its step: drafters with keys write there."""
         spec = self.speculation
@@ -173,6 +190,7 @@ class EncoderDeployment(Deployment):
         return replace(cost, head=np.zeros_like(cost.head), attention=attention)
 
 
+MAX_TIER_BLOCKS = 2**29  # the compiled engine's integers count the blocks of all tiers together
 GOODPUT_CONTEXT = 1024  # tokens of context at which drafts by goodput are chosen
 
 
@@ -205,6 +223,8 @@ def deploy(
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
     if resolved.prefix_cache == "radix":
         resolved = _without_tree(resolved, memory)
+    if any(group.window for group in memory.kv_groups):
+        _refuse_copies_of_windows(resolved)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
     if lora is not None:
@@ -228,6 +248,23 @@ def _without_tree(engine: ResolvedEngine, memory: Memory) -> ResolvedEngine:
         raise InputError(f"engine.scheduling_policy: lpm {why}; must be one of fcfs, priority, shortest-first")
     origin = {**engine.origin, "prefix_cache": f"a radix tree {why}"}
     return replace(engine, prefix_cache="blocks", origin=origin)
+
+
+def _refuse_copies_of_windows(engine: ResolvedEngine) -> None:
+    """InputError if blocks are to be copied to and from the CPU that a window drops, or that are a state."""
+    problems = []
+    if engine.kv_offloading_size > 0:
+        problems.append(
+            "engine.kv_offloading_size: is not modelled for sliding windows and recurrent states, which this model has;"
+            " must be 0"
+        )
+    if engine.preemption_mode == "swap" and engine.enable_prefix_caching:
+        problems.append(
+            "engine.enable_prefix_caching: is not modelled together with swapping for sliding windows, which this model"
+            " has; must be false, or engine.preemption_mode recompute"
+        )
+    if problems:
+        raise InputError(problems)
 
 
 def _beside_drafter(

@@ -276,3 +276,10 @@ def test_the_tree_finds_what_the_trace_repeats():
     )  # fmt: skip
     engine.advance()
     assert engine.requests["num_cached_tokens"].sum() == pytest.approx(never_forgotten(requests), rel=2e-3)
+
+
+@pytest.mark.parametrize("more", [{"preemption_mode": "swap"}, {"kv_offloading_size": "10 GB"}])
+def test_copies_of_blocks_beside_a_tree_are_refused(more):
+    with pytest.raises(InputError, match="not modelled beside a radix tree"):
+        resolve(Engine(preset="sglang-0.5", **more), load_hardware("h100-sxm"), 8192)
+    assert resolve(Engine(preset="sglang-0.5", prefix_cache="blocks", **more), load_hardware("h100-sxm"), 8192)

@@ -62,7 +62,7 @@ def test_name_in_any_case_and_near_names():
         load_hardware("h100")
     with pytest.raises(InputError, match=r"'h101': .*did you mean h100-nvl or h100-pcie or h100-sxm\?"):
         load_hardware("h101")
-    with pytest.raises(InputError, match=r"'v100': no such hardware profile or file; known: a10, a100-pcie-80gb, "):
+    with pytest.raises(InputError, match=r"'v100': no such hardware profile or file; nearest of \d+ known: \w"):
         load_hardware("v100")
 
 
@@ -97,7 +97,7 @@ def test_all_problems_of_a_profile_at_once():
     [
         ("gem", "did you mean gemm"),
         ("gemm.bf17", "did you mean bf16"),
-        ("x", "known: gemm, "),
+        ("x", "nearest of 13 known: "),
         ("all_reduce.bf16@trtlm", "did you mean trtllm"),
     ],
 )

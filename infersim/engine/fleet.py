@@ -49,6 +49,8 @@ def make_knobs(**values) -> np.void:
         if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
             knobs["num_kv_groups"] = len(value)
+        elif name.startswith("tier_"):  # one per tier
+            knobs[name][: len(value)] = value
         else:
             knobs[name] = named[name][value] if name in named else value
     return knobs[()]
@@ -113,6 +115,7 @@ class Fleet:
         self._make_blocks(ranks)
         self._load_prices(replicas)
         self._specs = replicas
+        self._slowed: dict[tuple[int, float], dict[str, int]] = {}  # (spec, factor) -> where its tables begin
         self._load_speculation(replicas, acceptance)
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
@@ -165,9 +168,11 @@ class Fleet:
         self.schedulers["new_token_ratio"] = self.knobs["new_token_ratio"].repeat(ranks)
         self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
         windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
-        self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
-        num_blocks = self._power_of_two(caching)
-        num_nodes = self._power_of_two(self.knobs["radix"] != 0)
+        tiered = self.knobs["tier_blocks"].any(axis=1)
+        self.schedulers["identified"] = np.where(caching & (windows | tiered | self.shares_text), -1, 0).repeat(ranks)
+        slots = self.knobs["num_gpu_blocks"] + (self.knobs["tier_blocks"] + 1).sum(axis=1) * tiered
+        num_blocks = 1 << (int(slots[caching].max(initial=1)) - 1).bit_length()
+        num_nodes = 1 << (int(self.knobs["num_gpu_blocks"][self.knobs["radix"] != 0].max(initial=1)) - 1).bit_length()
         kept = caching | (self.knobs["allocator"] != state.PAGED)
         rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][kept].max(initial=0)) + 1
         columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
@@ -178,10 +183,6 @@ class Fleet:
         self.tables = _untouched((len(self.schedulers), rows, columns), np.dtype("i4"))
         self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
-
-    def _power_of_two(self, which: np.ndarray) -> int:
-        """That is no less than num_gpu_blocks of any of these replicas."""
-        return 1 << (int(self.knobs["num_gpu_blocks"][which].max(initial=1)) - 1).bit_length()
 
     def _load_speculation(self, replicas: list[ReplicaSpec], acceptance: Acceptance | None) -> None:
         """Drafts by running sequences, and how many of them are accepted."""
@@ -259,7 +260,7 @@ class Fleet:
 
     @property
     def time_by_resource(self) -> np.ndarray:
-        """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
+        """Busy seconds of all replicas by resource: f8[9], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
     def submit(
@@ -438,24 +439,32 @@ class Fleet:
 
     def slow_down(self, replica: int, factor: float) -> None:
         """From now on the replica's steps take `factor` times the seconds of its ReplicaSpec, drafts included."""
-        cost, draft = self._specs[replica].cost, self._specs[replica].draft
+        spec = self._specs[replica]
+        starts = self._slowed.get((id(spec), factor))
+        if starts is None:
+            starts = self._slowed[id(spec), factor] = self._append_tables(spec, factor)
+        for name, start in starts.items():
+            self.prices[name][replica] = start
+        self.attention[replica, : len(spec.cost.attention)] = _scaled(spec.cost.attention, factor)
+        if spec.draft is not None:
+            self.draft_attention[replica, : len(spec.draft.attention)] = _scaled(self._by_kind(spec), factor)
+        self._moved()
+
+    def _append_tables(self, spec: ReplicaSpec, factor: float) -> dict[str, int]:
+        """Add a spec's tables of seconds, times `factor`, to those in use; where each begins."""
+        cost, draft = spec.cost, spec.draft
         tables = {"linear": cost.linear, "head": cost.head, "shared": cost.shared}
         for name in ("first", "once", "following") if draft is not None else ():
             tables[f"draft_{name}"] = np.zeros((len(getattr(draft, name)), len(state.RESOURCES)))
             tables[f"draft_{name}"][:, state.DRAFT] = getattr(draft, name)
         tables = {name: table * factor for name, table in tables.items() if table is not None}
         starts = len(self.table) + np.cumsum([0, *map(len, tables.values())])
-        for name, start in zip(tables, starts[:-1], strict=True):
-            self.prices[name][replica] = start
         parts = np.concatenate(list(tables.values()))
         self.table = np.concatenate([self.table, parts.sum(axis=1)])
         self.busy_by_resource = np.concatenate([self.busy_by_resource, parts * cost.issue_share])
         self.steps_priced = np.concatenate([self.steps_priced, np.zeros(len(parts), "i8")])
-        self.attention[replica, : len(cost.attention)] = _scaled(cost.attention, factor)
-        if draft is not None:
-            self.draft_attention[replica, : len(draft.attention)] = _scaled(self._by_kind(self._specs[replica]), factor)
         self.call["table_size"] = len(self.table)
-        self._moved()
+        return dict(zip(tables, starts.tolist(), strict=False))
 
     def _command(self, command: int, row: int, time: float) -> int:
         call = self.call[0]

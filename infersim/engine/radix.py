@@ -14,7 +14,7 @@ nodes: this rank's of state.Arrays; row 0 is the root, and closes the ring of no
 used first. In it a node stands before its parent, since who uses it uses the parent: the first one is always a leaf.
 """
 
-from .blocks import hash_block
+from .hashes import hash_block
 from .njit import compiled
 from .queue import insert as insert_waiting
 from .queue import remove as remove_waiting

@@ -28,6 +28,7 @@ from .state import (
     HOST,
     KV,
     LAUNCH,
+    OFFLOAD,
     OVER_MAX_MODEL_LEN,
     PENDING,
     PREFILL_DONE,
@@ -99,6 +100,7 @@ def join(requests, replica, schedulers, knobs):
             if request.visible > replica.now:
                 return
             request.status = WAITING
+            replica.waiting_time += replica.now - request.visible  # since the last `observe`
         replica.pending_head = request.next
         if replica.pending_head < 0:
             replica.pending_tail = -1
@@ -140,6 +142,7 @@ def attention_time(sums, attention, num_kinds, split):
         s = sums[kind]
         if s.num_decodes > 0 and s.prefill_tokens > 0:
             mixed = min(row.mixed_kv + row.mixed_growth * s.decode_keys, row.mixed_limit) * s.decode_keys
+            mixed += (row.mixed_sequence + row.mixed_tile * s.query_tiles / s.num_prefills) * s.num_decodes
             split[KV] += mixed
             total += mixed
         if s.num_decodes > 0:
@@ -163,6 +166,7 @@ def attention_time(sums, attention, num_kinds, split):
             s.prefill_keys = 0
             s.prefill_pairs = 0
             s.query_tiles = 0
+            s.num_prefills = 0
     return total
 
 
@@ -192,12 +196,11 @@ def price_step(a, r):
                 a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
             )
             total += a.scratch[rank, DRAFT]
-        if scheduler.num_copied > 0:
-            copies = scheduler.num_copied * a.knobs[r].swap_block_time
-            a.replicas[r].num_copied += scheduler.num_copied
-            scheduler.num_copied = 0
-            a.scratch[rank, KV] += copies
-            total += copies
+        if scheduler.copy_time > 0.0:
+            a.scratch[rank, OFFLOAD] += scheduler.copy_time
+            total += scheduler.copy_time
+            a.replicas[r].load_time += scheduler.load_time
+            scheduler.copy_time = scheduler.load_time = 0.0
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
             slowest = total
@@ -214,7 +217,7 @@ def price_step(a, r):
         slowest += a.table[row]
         a.steps_priced[row] += 1
     for rank in range(ranks):
-        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT):
+        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT, OFFLOAD):
             if rank == chosen:
                 a.replicas[r].time_by_resource[resource] += a.scratch[rank, resource] * price.issue_share
             a.scratch[rank, resource] = 0.0
@@ -467,8 +470,8 @@ def start_step(a, r):
     call, requests, replica, knobs, price = a.call[0], a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
-    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     observe(a, r)
+    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight

@@ -39,7 +39,7 @@ def recipe(row, clients: int) -> Recipe:
 
 def _aiconfigurator(row, clients: int) -> Recipe:
     fp8 = (row.precision in ("fp8", "fp4") and row.backend == "trtllm") or row.model_path.startswith("nvidia/")
-    engine, prompts = {}, 0
+    engine, prompts, quantised = {}, 0, True
     if "aic-auto-gap" in row.silicon_data_source:
         # generator/rule_plugin: trtllm.rule and vllm.rule (max_num_tokens), sglang.rule (max_prefill_tokens)
         tokens = int(row.isl) + 1500
@@ -49,14 +49,14 @@ def _aiconfigurator(row, clients: int) -> Recipe:
             # sglang.rule asks for mixed chunks; the template for 0.5.1.post1 misspells the flag
             engine |= {"enable_mixed_chunk": True} if row.backend == "sglang" else {}
             prompts = AIPERF_PROMPTS if row.backend == "vllm" else 0
+        # no template passes a quantisation: SGLang serves what the checkpoint holds
+        quantised = row.backend != "sglang" or "FP8" in row.model_path
     if row.backend == "vllm":
         # no temperature is sent: vLLM then samples as generation_config.json says, top-k and top-p of sorted logits
         engine["worker_sequence_time"] = SORT * VOCABULARY
     if row.backend == "trtllm" and row.fam == "Qwen3-32B":
         # _torch/models/modeling_qwen3.py: norms, quantisation and sums are kernels of their own
         engine |= {"fuse_norm_quant": False, "fuse_allreduce_rms": False}
-    # no template passes a quantisation: SGLang serves what the checkpoint holds
-    quantised = row.backend != "sglang" or "FP8" in row.model_path
     return Recipe(engine, "fp8" if fp8 else "bf16", varied=False, prompts=prompts, quantised=quantised)
 
 
