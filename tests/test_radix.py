@@ -194,6 +194,22 @@ def test_kv_from_elsewhere_and_kv_that_is_held():
     assert (f.requests["num_blocks"] == 0).all()
 
 
+def test_kv_from_elsewhere_stays_first_in_longest_prefix_order():
+    """A prompt whose KV has come holds none of the tree; another that the tree has wholly does not overtake it."""
+    f = fleet(60, max_model_len=20, policy="lpm", max_num_seqs=1)
+    segments = (np.array([0, 1]), [1], [15])
+    submit(f, [0], [15], [1], [[(1, 15)]])
+    f.advance(5)
+    came, similar = f.add(10, 3, 3, 1), f.add(15, 1, 1, 1, names=[-9], segments=segments)
+    assert f.reserve(came, 0, 5) == 10
+    for row in (similar, came):
+        f.send(row, 0, 5)
+    f.advance()
+    assert f.requests["last_token"][[came, similar]].tolist() == [8, 9]
+    assert f.schedulers["free_blocks"][0] == 60
+    assert (f.requests["num_blocks"] == 0).all()
+
+
 def test_windows_and_other_policies_are_refused():
     with pytest.raises(ValueError, match="one KV group"):
         fleet(100, kv_window=(5,), kv_multiplicity=(1,))

@@ -328,11 +328,17 @@ def evict(nodes, scheduler, wanted):
 
 
 @compiled
+def sort_key(request):
+    """Waiting requests with more come first; who holds blocks already, whose KV came from elsewhere, before all."""
+    return FIRST if request.num_blocks > 0 else request.tree_tokens
+
+
+@compiled
 def sort_by_prefix(requests, scheduler, knobs, nodes, segments):
     """Those of whose text the tree has most come first, stably, unless too many wait (SchedulePolicy.calc_priority).
 
     Of several that begin alike and are not in the tree, all but the first come last: they can share its text when it
-    has run. Who holds blocks already stays at the head.
+    has run.
     """
     if scheduler.num_waiting > LPM_LIMIT:
         return
@@ -341,7 +347,6 @@ def sort_by_prefix(requests, scheduler, knobs, nodes, segments):
         request = requests[q]
         request.chain = 0  # of its first tokens, if others may wait for it
         if request.num_blocks > 0:
-            request.tree_tokens = FIRST
             q = request.next
             continue
         num_tokens = request.prompt_tokens + request.num_output_tokens
@@ -359,9 +364,9 @@ def sort_by_prefix(requests, scheduler, knobs, nodes, segments):
         q = request.next
     q = scheduler.waiting_head
     while q >= 0:
-        after, before, own = requests[q].next, requests[q].prev, requests[q].tree_tokens
-        if before >= 0 and requests[before].tree_tokens < own:
-            while before >= 0 and requests[before].tree_tokens < own:
+        after, before, own = requests[q].next, requests[q].prev, sort_key(requests[q])
+        if before >= 0 and sort_key(requests[before]) < own:
+            while before >= 0 and sort_key(requests[before]) < own:
                 before = requests[before].prev
             remove_waiting(requests, scheduler, q)
             behind = requests[before].next if before >= 0 else scheduler.waiting_head
