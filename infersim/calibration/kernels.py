@@ -117,7 +117,7 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
         test = np.zeros(len(rows), dtype=bool)
     train = rows.where(~test)
     names = parameters(rows.operator_class, rows.dtype, hardware)
-    if len(train) < 3 * len(names):
+    if np.unique(np.stack(list(train.columns.values())), axis=1).shape[1] < 3 * len(names):  # repeats tell nothing new
         return None
     # no kernel is faster than the fastest of those that move next to nothing
     smallest = rows.seconds[sound.negligible[sound.usable]]
