@@ -71,10 +71,15 @@ def held_out(rows: Rows, names: tuple[str, ...]) -> np.ndarray:
     return chosen[index.ravel()]
 
 
-def read(path: Path, hardware: Hardware) -> list[Rows]:
-    """All tables at `path` that hold kernels of this device, one per class, dtype and software."""
+def read_all(path: Path, hardware: Hardware) -> list[Rows]:
+    """All tables at `path` that hold kernels of this device, one per class, dtype and software; there may be none."""
     files = sorted(p for p in path.iterdir() if p.suffix in (".csv", ".parquet")) if path.is_dir() else [path]
-    found = [rows for file in files for rows in _read(file, hardware, alone=not path.is_dir())]
+    return [rows for file in files for rows in _read(file, hardware, alone=not path.is_dir())]
+
+
+def read(path: Path, hardware: Hardware) -> list[Rows]:
+    """The same. InputError if there is none."""
+    found = read_all(path, hardware)
     if not found:
         raise InputError(f"{path}: holds no kernel of {hardware.name} that infersim knows; see `calibrate --help`")
     return found
