@@ -333,6 +333,17 @@ def test_clients_do_not_wait_for_an_answer_that_the_api_server_has_yet_to_send()
     assert 3 <= done.sum() <= 6
 
 
+def test_what_the_api_server_has_yet_to_send_dies_with_its_replica():
+    """Eight answers are made in a second and take 4 s each to send. A crash at 10 s loses them, and the server's queue:
+    a request at 20 s is answered a step and its sending later."""
+    cluster = {"replicas": 1, "failures": [{"at": 10.0, "duration": 1.0}]}
+    arrival = [0.0] * 8 + [20.0]
+    served = serve_all(cluster, [server(step=1.0, batch=8, token_time=4.0)], requests_of(arrival))
+    r = served.requests
+    assert r["status"].tolist() == [state.LOST] * 8 + [state.COMPLETED]
+    assert r["last_token"][8] == 20 + 1 + 4
+
+
 def test_retries_come_with_doubled_backoff():
     """A refused request comes again after 1 s and 2 s more, and is served once the server is free at 3 s."""
     cluster = {"replicas": 1, "admission": {"max_outstanding": 1, "max_queue": 0}}
