@@ -347,14 +347,16 @@ class Front:
             if time > self.clock.now:  # the API server has yet to send the last token, and may come too late
                 token = self.token[i]
                 self.clock.call_at(time, lambda: self._answered(i, token, time))
-            else:
-                self._end(i, COMPLETED, time)
+                return
+            self._end(i, COMPLETED, time)
         self.drain()
         self.admit(self.pool_of_request(i), time)
 
     def _answered(self, i: int, token: int, time: float) -> None:
         if self.is_current(i, token):
             self._end(i, COMPLETED, time)
+        self.drain()
+        self.admit(self.pool_of_request(i), time)
 
     def handed_over(self, i: int, row: int, time: float) -> bool:
         """Whether the end of this row is not the end of the request."""
