@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from infersim.calibration.classes import CLASSES, MATRICES
 from infersim.calibration.fit import Parameter, fit_grid, mean_error, search
 from infersim.calibration.kernel_profile import with_efficiency
-from infersim.calibration.kernels import fit, soundness
+from infersim.calibration.kernels import calibrate, fit, soundness
 from infersim.calibration.tables import Rows, held_out, read
 from infersim.cli.app import app
 from infersim.cost.collectives import collective
@@ -197,6 +197,14 @@ def test_one_kernel_measured_a_hundred_times_is_no_table():
     row = pd.concat([made_up_table().tail(1)] * 100)
     rows = Rows("gemm", "bf16", "", {name: row[name].to_numpy() for name in "mnk"}, row.latency_us.to_numpy() / 1e6)
     assert fit(rows, H100, "made up") is None
+
+
+def test_times_in_a_wrong_unit_are_seen():
+    table = made_up_table()
+    seconds = table.latency_us.to_numpy() / 1e9
+    rows = Rows("gemm", "bf16", "", {name: table[name].to_numpy() for name in "mnk"}, seconds)
+    with pytest.raises(InputError, match=f"got {len(rows)} rows .* {len(rows)} faster than h100-sxm can be"):
+        calibrate([rows], H100, "made up")
 
 
 def test_software_without_a_version_is_read_too(tmp_path):

@@ -99,7 +99,12 @@ def calibrate(tables: list[Rows], hardware: Hardware, source: str) -> dict[str, 
         if shares := fit(rows, hardware, f"{source}{software}"):
             found[key] = shares
     if not found:
-        raise InputError("the tables hold too few rows that no cache has touched; must be a few dozen of a class")
+        counts = [(len(rows), soundness(rows, hardware)) for rows in joined(filter(known, tables))]
+        raise InputError(
+            "the tables hold too few rows that no cache has touched; must be a few dozen of a class"
+            f" (got {sum(n for n, _ in counts)} rows of classes that are fitted, {sum(s.cached for _, s in counts)} of"
+            f" them perhaps cached and {sum(s.impossible for _, s in counts)} faster than {hardware.name} can be)"
+        )
     return dict(sorted(found.items(), key=lambda item: list(CLASSES).index(item[0].split(".")[0])))
 
 
