@@ -137,6 +137,7 @@ class Deployment:
             policy=engine.scheduling_policy,
             num_cpu_blocks=self._num_cpu_blocks,
             swap_block_time=self.memory.block_bytes / self.hardware.pcie_bandwidth if self._num_cpu_blocks else 0.0,
+            **self._tiers,
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
@@ -156,6 +157,22 @@ class Deployment:
         return min(int(self.engine.swap_space / self.memory.block_bytes), MAX_BLOCKS) if swaps else 0
 
     @property
+    def _tiers(self) -> dict[str, list[float]]:
+        """Knobs of the tiers below the GPU: each GPU has its share of them and its own PCIe link, one disk is read for
+        all of them."""
+        engine, size = self.engine, self.memory.block_bytes
+        if engine.kv_offloading_size == 0:
+            return {}
+        gpus = self.parallelism.num_gpus // self.parallelism.attention_data
+        room = (engine.kv_offloading_size, engine.kv_offloading_disk_size)
+        disk = size * gpus / engine.kv_offloading_disk_bandwidth if engine.kv_offloading_disk_bandwidth else 0.0
+        return {
+            "tier_blocks": [min(int(each / (size * gpus)), MAX_TIER_BLOCKS) for each in room],
+            "tier_latency": [engine.kv_offloading_latency, engine.kv_offloading_disk_latency],
+            "tier_block_time": [size / self.hardware.pcie_bandwidth, disk],
+        }
+
+    @property
     def _lookahead(self) -> int:
         """Tokens for which a running sequence takes blocks beyond those of its step: drafters with keys write there."""
         spec = self.speculation
@@ -172,6 +189,7 @@ class EncoderDeployment(Deployment):
         return replace(cost, head=np.zeros_like(cost.head), attention=attention)
 
 
+MAX_TIER_BLOCKS = 2**29  # the compiled engine's integers count the blocks of all tiers together
 GOODPUT_CONTEXT = 1024  # tokens of context at which drafts by goodput are chosen
 
 
@@ -202,6 +220,8 @@ def deploy(
     if resolved.enable_prefix_caching and any(group.window == 1 for group in memory.kv_groups):
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
+    if any(group.window for group in memory.kv_groups):
+        _refuse_copies_of_windows(resolved)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
     if lora is not None:
@@ -211,6 +231,23 @@ def deploy(
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
     return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
+
+
+def _refuse_copies_of_windows(engine: ResolvedEngine) -> None:
+    """InputError if blocks are to be copied to and from the CPU that a window drops, or that are a state."""
+    problems = []
+    if engine.kv_offloading_size > 0:
+        problems.append(
+            "engine.kv_offloading_size: is not modelled for sliding windows and recurrent states, which this model has;"
+            " must be 0"
+        )
+    if engine.preemption_mode == "swap" and engine.enable_prefix_caching:
+        problems.append(
+            "engine.enable_prefix_caching: is not modelled together with swapping for sliding windows, which this model"
+            " has; must be false, or engine.preemption_mode recompute"
+        )
+    if problems:
+        raise InputError(problems)
 
 
 def _beside_drafter(

@@ -53,6 +53,9 @@ class Knobs:
     new_token_ratio_decay: float = 0.0
     num_cpu_blocks: int = 0  # preempted requests go there as long as there is room, and come back before new ones
     swap_block_time: float = 0.0
+    tier_blocks: tuple[int, int] = (0, 0)  # of the CPU and the disk, for text that leaves the GPU; no disk without CPU
+    tier_latency: tuple[float, float] = (0.0, 0.0)
+    tier_block_time: tuple[float, float] = (0.0, 0.0)  # a block on the disk passes through the CPU's memory
     enable_prefix_caching: bool = False
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
@@ -97,6 +100,7 @@ class Request:
     prefill_end: int = 0  # tokens it had when it was admitted last
     num_hashed: int = 0  # blocks of each table that have been given their hash
     num_cached_tokens: int = -1  # found in the cache when it was first scheduled
+    num_tier_tokens: tuple[int, int] = (0, 0)  # and of those in the CPU's memory, and on the disk
     num_preemptions: int = 0
     num_swapped: int = 0  # blocks in the CPU's memory
     num_drafts: int = 0  # that it brings to its next step
@@ -131,7 +135,8 @@ class Block:
 class Pool:
     """vLLM's block pool. free: least recently used first. cached: blocks by what they hold, oldest first."""
 
-    def __init__(self, num_blocks: int):
+    def __init__(self, num_blocks: int, tiers: "Tiers"):
+        self.tiers = tiers
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free = list(self.blocks)
         self.cached: dict[tuple, list[Block]] = {}
@@ -142,6 +147,7 @@ class Pool:
             self.cached[block.key].remove(block)
             if not self.cached[block.key]:
                 del self.cached[block.key]
+                self.tiers.keep(block.key)
             block.key = None
         block.references = 1
         return block
@@ -188,6 +194,35 @@ class Pool:
 
     def find(self, key: tuple) -> Block | None:
         return self.cached[key][0] if key in self.cached else None
+
+
+class Tiers:
+    """What the GPU evicted: texts in the CPU's memory, and on the disk, each least recently used first."""
+
+    def __init__(self, sizes: tuple[int, int]):
+        self.sizes = sizes
+        self.held: list[list[tuple]] = [[], []]
+
+    def keep(self, key: tuple) -> None:
+        """A text comes from above. The last of a full tier goes to the next one, that of the last one nowhere."""
+        for held, size in zip(self.held, self.sizes, strict=True):
+            if size == 0 or self.use(held, key):
+                return
+            held.append(key)
+            if len(held) <= size:
+                return
+            key = held.pop(0)
+
+    def use(self, held: list[tuple], key: tuple) -> bool:
+        if key not in held:
+            return False
+        held.remove(key)
+        held.append(key)
+        return True
+
+    def find(self, key: tuple) -> int | None:
+        """The first tier that has it."""
+        return next((tier for tier, held in enumerate(self.held) if key in held), None)
 
 
 class Sums:
@@ -342,6 +377,8 @@ class Outcome:
     num_steps: int
     num_preemptions: int
     in_system_time: float  # integral over time of the number of requests sent and not finished
+    load_time: float  # of all that came back from the tiers
+    tiers: list[int]  # texts that each holds at the end
 
 
 Accept = Callable[[int, int, bool], int]
@@ -364,7 +401,8 @@ class Simulation:
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
-        self.pool = Pool(knobs.num_gpu_blocks - 1)
+        self.tiers = Tiers(knobs.tier_blocks)
+        self.pool = Pool(knobs.num_gpu_blocks - 1, self.tiers)
         assert len(self.windows) * ceil(knobs.max_model_len / knobs.block_size) < knobs.num_gpu_blocks
         self.pending = list(self.requests)  # with the client
         self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
@@ -373,7 +411,7 @@ class Simulation:
         self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.ratio = knobs.new_token_ratio
-        self.num_copied = 0
+        self.copy_time = self.load_time = 0.0
         self.preempted = False
         self.front_end = 0.0
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []
@@ -529,7 +567,10 @@ class Simulation:
             if hits is None:
                 position += 1
                 continue
-            cached = request.num_computed_tokens if request.num_swapped else len(hits[0]) * knobs.block_size
+            below = [] if request.num_swapped else self.look_below(request, len(hits[0]))
+            cached = (len(hits[0]) + len(below)) * knobs.block_size
+            if request.num_swapped:
+                cached = request.num_computed_tokens
             idle = sum(1 for table in hits for block in table if block and block.references == 0)
             n = request.num_tokens - cached
             if knobs.clip_max_new_tokens and self.running:
@@ -572,12 +613,16 @@ class Simulation:
                 for block in (block for table in hits for block in table if block):
                     self.pool.touch(block)
             request.tables, request.num_hashed = hits, len(hits[0])
+            self.load(request, len(hits[0]), below)
+            if cached > len(hits[0]) * knobs.block_size:
+                assert self.allocate(request, 0, cached, tokens, step=-1)  # it is there before the step
             assert self.allocate(request, 0, cached + n, tokens)
             request.num_computed_tokens = cached
             request.prefill_end = request.num_tokens
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = cached
-            self.num_copied += request.num_swapped
+                request.num_tier_tokens = tuple(below.count(tier) * knobs.block_size for tier in (0, 1))
+            self.copy_time += request.num_swapped * knobs.swap_block_time
             self.returned = self.returned or request.num_swapped > 0
             if cached + n == request.num_tokens:
                 expected += self.left(request)
@@ -619,8 +664,11 @@ class Simulation:
         elif self.running:
             self.ratio = max(ratio - self.knobs.new_token_ratio_decay, self.knobs.min_new_token_ratio)
 
-    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int, room: int = 0) -> bool:
-        """Free what left its window, take blocks up to num_tokens or room, hash those full of known tokens; or not."""
+    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int, room: int = 0, step=None) -> bool:
+        """Free what left its window, take blocks up to num_tokens or room, hash those full of known tokens; or not.
+
+        step: in which that text is computed, by default the one being made.
+        """
         size = self.knobs.block_size
         for window, table in zip(self.windows, request.tables, strict=True):
             skipped = max(num_computed_tokens - window + 1, 0) // size if window else 0
@@ -640,7 +688,7 @@ class Simulation:
                 for i in range(request.num_hashed, full):
                     if table[i] is not None:
                         self.pool.enter(table[i], (group, request.text((i + 1) * size)))
-                        table[i].step = len(self.steps)
+                        table[i].step = len(self.steps) if step is None else step
             request.num_hashed = max(request.num_hashed, full)
         return True
 
@@ -650,7 +698,10 @@ class Simulation:
         None: the first that is missing is being computed, and the engine waits for it.
         """
         size = self.knobs.block_size
-        longest = (request.num_tokens - 1) // size if self.knobs.enable_prefix_caching else 0
+        longest = (request.num_tokens - 1) // size
+        if request.num_swapped:
+            longest = request.num_computed_tokens // size  # the rest it computes as it would have done
+        longest = longest if self.knobs.enable_prefix_caching else 0
         kinds, first = [], 0  # of groups: window, and the tables of the kind
         for window, count in zip(self.knobs.kv_window, self.knobs.kv_multiplicity, strict=True):
             kinds.append((window, range(first, first + count)))
@@ -695,6 +746,27 @@ class Simulation:
                 result.append(table)
         return result
 
+    def look_below(self, request: Request, first: int) -> list[int]:
+        """In which tier each block is that follows the `first` on the GPU, up to the first that is in none."""
+        size, found = self.knobs.block_size, []
+        for i in range(first, (request.num_tokens - 1) // size):
+            tier = self.tiers.find((0, request.text((i + 1) * size)))
+            if tier is None:
+                break
+            found.append(tier)
+        return found
+
+    def load(self, request: Request, first: int, below: list[int]) -> None:
+        """Blocks come back, from the disk by way of the CPU. Their copies are used, the last one first."""
+        knobs = self.knobs
+        for i in reversed(range(len(below))):
+            self.tiers.use(self.tiers.held[below[i]], (0, request.text((first + i + 1) * knobs.block_size)))
+        for tier, blocks in enumerate((len(below), below.count(1))):
+            if blocks:
+                seconds = knobs.tier_latency[tier] + blocks * knobs.tier_block_time[tier]
+                self.copy_time += seconds
+                self.load_time += seconds
+
     def whole(self, num_tokens: int, hits: list[list[Block | None]]) -> int:
         """Blocks that the admission gate asks for: all tokens, or what a window holds at once, less what is shared."""
         size = self.knobs.block_size
@@ -719,7 +791,7 @@ class Simulation:
         held = sum(map(len, victim.tables))
         self.release(victim)
         if held <= self.knobs.num_cpu_blocks - sum(r.num_swapped for r in self.waiting):
-            self.num_copied += held
+            self.copy_time += held * self.knobs.swap_block_time
             victim.num_swapped = held
         else:
             victim.num_computed_tokens = 0
@@ -734,8 +806,8 @@ class Simulation:
         sums = Sums(scheduled, [e.verified for e in entries], contexts, passes)
         issue, latency = self.price(sums)
         assert 0 <= issue <= latency
-        copies = self.num_copied * self.knobs.swap_block_time
-        issue, latency, self.num_copied = issue * (latency + copies) / latency, latency + copies, 0
+        copies, self.copy_time = self.copy_time, 0.0
+        issue, latency = issue * (latency + copies) / latency, latency + copies
         self.steps.append((self.now, [(e.request.index, e.n) for e in entries]))
         self.now += self.knobs.host_step_time + self.knobs.host_sequence_time * len(entries)
         start = max(self.now, self.gpu_free)
@@ -797,6 +869,8 @@ class Simulation:
         assert not any(r.num_swapped for r in self.running)
         assert all(r.num_placeholders >= 0 and r.num_steps_in_flight >= 0 for r in self.requests)
         assert len(self.running) <= knobs.max_num_seqs
+        for held, size in zip(self.tiers.held, knobs.tier_blocks, strict=True):
+            assert len(set(held)) == len(held) <= size
         alive = self.pending + self.incoming + self.waiting + self.running
         assert sorted(r.index for r in alive) == [r.index for r in self.requests if not r.status]
         busy = len(self.incoming) + len(self.waiting) + len(self.running)
@@ -817,4 +891,6 @@ class Simulation:
             in_system_time += population * (until - time)
         assert isclose(in_system_time, sum(r.last_token - r.sent for r in completed), rel_tol=1e-9, abs_tol=1e-12)
         num_preemptions = sum(r.num_preemptions for r in self.requests)
-        return Outcome(self.requests, self.steps, len(self.steps), num_preemptions, in_system_time)
+        tiers = [len(held) for held in self.tiers.held]
+        steps = self.steps
+        return Outcome(self.requests, steps, len(steps), num_preemptions, in_system_time, self.load_time, tiers)

@@ -108,9 +108,15 @@ def knobs(draw, exact: bool = True) -> dict:
         pieces = {"allocator": allocator, "reserve": reserve, "enable_prefix_caching": False}
     elif kv_window == (0,) and draw(st.sampled_from([False, False, True])):
         room = draw(st.sampled_from([2, needed_blocks, 100]))
-        pieces = {"num_cpu_blocks": room, "swap_block_time": TICK, "enable_prefix_caching": False}
+        pieces = {"num_cpu_blocks": room, "swap_block_time": TICK}
     else:
         pieces = {}
+    if kv_window == (0,) and allocator == "paged" and draw(st.booleans()):
+        cpu = draw(st.sampled_from([1, 2, 5, needed_blocks, 100]))
+        pieces["tier_blocks"] = (cpu, draw(st.sampled_from([0, 1, 3, needed_blocks, 100])))
+        pieces["tier_latency"] = tuple(draw(st.sampled_from([0, 1, 5])) * TICK for _ in range(2))
+        pieces["tier_block_time"] = tuple(draw(st.sampled_from([0, 1, 3])) * TICK for _ in range(2))
+        pieces["enable_prefix_caching"] = True
     return {
         "block_size": block_size,
         "num_gpu_blocks": 1 + needed_blocks + draw(st.sampled_from([0, needed_blocks // 2, 2 * needed_blocks])),

@@ -75,6 +75,7 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
         assert got["num_preemptions"] == want.num_preemptions
         if want.status == oracle.COMPLETED:
             assert got["num_cached_tokens"] == want.num_cached_tokens
+            assert (got["num_cpu_cached_tokens"], got["num_disk_cached_tokens"]) == want.num_tier_tokens
             for name in ("scheduled", "first_token", "last_token"):
                 assert got[name] == pytest.approx(getattr(want, name), rel=tolerance, abs=tolerance)
             assert got["num_accepted_tokens"] == want.num_accepted
@@ -84,17 +85,38 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     assert replica["num_preemptions"] == expected.num_preemptions
     assert replica["num_scheduled_tokens"] == sum(n for _, step in expected.steps for _, n in step)
     assert replica["outstanding_time"] == pytest.approx(expected.in_system_time, rel=1e-9, abs=1e-12)
+    if expected.num_preemptions == 0:
+        waits = sum(r.scheduled - r.visible for r in expected.records if r.status == oracle.COMPLETED)
+        assert replica["waiting_time"] == pytest.approx(waits, rel=1e-9, abs=1e-12)
     assert fleet.schedulers["free_blocks"][0] == fleet.knobs["num_gpu_blocks"][0] - 1
     assert not any(
         fleet.schedulers[name][0]
         for name in ("held_tokens", "final_tokens", "asked_blocks", "num_pieces", "num_shared")
     )
     assert fleet.schedulers["free_cpu_blocks"][0] == fleet.knobs["num_cpu_blocks"][0]
+    assert replica["load_time"] == pytest.approx(expected.load_time, rel=1e-9)
+    assert_tiers(fleet, expected)
     assert fleet.time_by_resource.sum() == pytest.approx(replica["busy_time"], rel=1e-9)
     assert fleet.histogram.sum() == len(gaps)
     if exact:  # a gap near a bin's edge may fall on either side if it was rounded
         bins = (np.array(gaps).view("i8") >> state.HISTOGRAM_SHIFT) - state.HISTOGRAM_FIRST
         assert np.array_equal(np.bincount(bins.clip(0), minlength=state.HISTOGRAM_BINS), fleet.histogram)
+
+
+def assert_tiers(fleet: Fleet, expected: oracle.Outcome) -> None:
+    """The tiers hold as many texts, each once, and the ring of each goes through all of them."""
+    blocks, sizes = fleet.blocks[0], fleet.knobs["tier_blocks"][0].tolist()
+    ring = int(fleet.knobs["num_gpu_blocks"][0])
+    for size, held in zip(sizes, expected.tiers, strict=True):
+        if size == 0:
+            assert held == 0
+            continue
+        slots = [int(blocks["next"][ring])]
+        while slots[-1] != ring and len(slots) <= held:
+            slots.append(int(blocks["next"][slots[-1]]))
+        assert sorted(slots) == list(range(ring, ring + held + 1))
+        assert len(set(blocks["hash"][ring + 1 : ring + held + 1].tolist()) - {0}) == held
+        ring += 1 + size
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))

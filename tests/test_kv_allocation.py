@@ -86,10 +86,14 @@ def short_of_memory(**engine):
     return run(build_scenario(parts, "test"))[0]
 
 
-def test_swapping_computes_every_token_once():
+@pytest.mark.parametrize("caching", [False, True])
+def test_swapping_computes_every_token_once(caching):
     """What is copied out comes back: scheduled tokens are prompts and outputs, the last token apart; recomputation
-    needs more."""
-    swapped, recomputed = short_of_memory(preemption_mode="swap", swap_space="64 GiB"), short_of_memory()
+    needs more, even where a request may find its own blocks again."""
+    swapped, recomputed = (
+        short_of_memory(enable_prefix_caching=caching, **swap)
+        for swap in ({"preemption_mode": "swap", "swap_space": "64 GiB"}, {})
+    )
     r = swapped.requests
     once = int((r["prompt_tokens"] + r["num_output_tokens"] - 1).sum(dtype="i8"))
     assert r["num_preemptions"].sum() > 20
@@ -97,9 +101,10 @@ def test_swapping_computes_every_token_once():
     assert recomputed.num_scheduled_tokens > 1.05 * once
 
 
-def test_copies_take_their_bytes_over_pcie():
+@pytest.mark.parametrize("caching", [False, True])
+def test_copies_take_their_bytes_over_pcie(caching):
     """All that swapping adds to a step is its blocks' bytes at PCIe's bandwidth, out and in."""
-    result = short_of_memory(preemption_mode="swap", swap_space="64 GiB")
+    result = short_of_memory(preemption_mode="swap", swap_space="64 GiB", enable_prefix_caching=caching)
     rows = result.replicas.rows
     copied = int(rows["num_copied"].sum())
     assert copied > 0
@@ -111,8 +116,10 @@ def test_copies_take_their_bytes_over_pcie():
     assert slow.busy_time - fast.busy_time == pytest.approx(seconds, rel=1e-6)
 
 
-def test_no_room_on_the_cpu_is_recomputation():
+@pytest.mark.parametrize("caching", [False, True])
+def test_no_room_on_the_cpu_is_recomputation(caching):
     """A CPU pool smaller than any request changes nothing at all."""
-    tiny, none = short_of_memory(preemption_mode="swap", swap_space="1 MB"), short_of_memory()
+    tiny = short_of_memory(preemption_mode="swap", swap_space="1 MB", enable_prefix_caching=caching)
+    none = short_of_memory(enable_prefix_caching=caching)
     for name in tiny.requests.dtype.names:
         assert np.array_equal(tiny.requests[name], none.requests[name]), name

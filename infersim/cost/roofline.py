@@ -177,5 +177,5 @@ def _correction(operator: Operator, rate: Rate, sums: Sums, seconds) -> np.ndarr
 
 
 def zero_split(*shape: int) -> np.ndarray:
-    """f8[*shape, 8], by resource; in memory each resource stands by itself, as `add_time` goes over them."""
+    """f8[*shape, 9], by resource; in memory each resource stands by itself, as `add_time` goes over them."""
     return np.moveaxis(np.zeros((len(RESOURCES), *shape)), 0, -1)

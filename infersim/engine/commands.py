@@ -1,7 +1,8 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
 from .allocation import allocate, free, share_hits
-from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
+from .blocks import free_table, identify, look_up, take_until
+from .hashes import find, hash_block, key_of
 from .njit import compiled
 from .queue import remove
 from .replica import count_outstanding, drop_finished, send
@@ -60,7 +61,7 @@ def reserve(a, q):
     hit = 0
     watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
     if scheduler.identified < 0:
-        identify(a.requests, knobs, scheduler, blocks, tables, a.segments, -1, -1)
+        identify(a.requests, knobs, scheduler, blocks, tables, -1, -1)
     if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
         return 0
     tokens = request.max_num_tokens if knobs.reserve == RESERVE_TO_COMPLETION else request.prompt_tokens
@@ -76,7 +77,7 @@ def reserve(a, q):
         fits = needed + watermark <= scheduler.free_blocks
         if fits:
             share_hits(request, scheduler, blocks, tables, hit)
-            take_until(request, scheduler, blocks, tables[request.table], length)
+            take_until(request, scheduler, knobs, blocks, tables[request.table], length)
     else:
         fits = allocate(request, scheduler, knobs, tables, tokens, True, watermark)
     if not fits:

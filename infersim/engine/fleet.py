@@ -49,6 +49,8 @@ def make_knobs(**values) -> np.void:
         if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
             knobs["num_kv_groups"] = len(value)
+        elif name.startswith("tier_"):  # one per tier
+            knobs[name][: len(value)] = value
         else:
             knobs[name] = named[name][value] if name in named else value
     return knobs[()]
@@ -162,8 +164,10 @@ class Fleet:
         self.schedulers["new_token_ratio"] = self.knobs["new_token_ratio"].repeat(ranks)
         self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
         windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
-        self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
-        num_blocks = 1 << (int(self.knobs["num_gpu_blocks"][caching].max(initial=1)) - 1).bit_length()
+        tiered = self.knobs["tier_blocks"].any(axis=1)
+        self.schedulers["identified"] = np.where(caching & (windows | tiered | self.shares_text), -1, 0).repeat(ranks)
+        slots = self.knobs["num_gpu_blocks"] + (self.knobs["tier_blocks"] + 1).sum(axis=1) * tiered
+        num_blocks = 1 << (int(slots[caching].max(initial=1)) - 1).bit_length()
         kept = caching | (self.knobs["allocator"] != state.PAGED)
         rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][kept].max(initial=0)) + 1
         columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
@@ -250,7 +254,7 @@ class Fleet:
 
     @property
     def time_by_resource(self) -> np.ndarray:
-        """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
+        """Busy seconds of all replicas by resource: f8[9], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
     def submit(

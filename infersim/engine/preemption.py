@@ -1,7 +1,7 @@
 """Who gives up memory when it runs out, and what becomes of it. Compiled."""
 
 from .allocation import free
-from .blocks import identify
+from .blocks import identify, remember
 from .njit import compiled
 from .queue import push_back, put_back, urgency
 from .state import RETRACT_STEPS, WAITING
@@ -9,10 +9,18 @@ from .state import RETRACT_STEPS, WAITING
 
 @compiled
 def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments):
-    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room."""
+    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room.
+
+    As vLLM V0 swaps beside prefix caching (core/block/prefix_caching_block.py, cpu_gpu_block_allocator.py): all blocks
+    are copied, those that others hold are only let go of; on its return full blocks whose hash the GPU still has are
+    shared, the others taken anew and hashed, and all are copied. V0 keeps equal blocks of two swapped requests once,
+    here each has its own.
+    """
     request = requests[victim]
     if knobs.enable_prefix_caching and not scheduler.identified:
-        identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
+        identify(requests, knobs, scheduler, blocks, tables, request.replica, request.rank)
+    if scheduler.unshared:
+        remember(request, knobs, scheduler, blocks, tables[request.table], segments)
     request.status = WAITING
     request.num_drafts = 0
     request.num_preemptions += 1
@@ -21,7 +29,8 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     free(request, scheduler, blocks, tables)
     if 0 < swapped <= scheduler.free_cpu_blocks:
         scheduler.free_cpu_blocks -= swapped
-        scheduler.num_copied += swapped
+        scheduler.copy_time += swapped * knobs.swap_block_time
+        replica.num_copied += swapped
         request.num_swapped = swapped
         request.num_computed_tokens = computed
 

@@ -27,6 +27,7 @@ from .state import (
     HOST,
     KV,
     LAUNCH,
+    OFFLOAD,
     OVER_MAX_MODEL_LEN,
     PENDING,
     PREFILL_DONE,
@@ -98,6 +99,7 @@ def join(requests, replica, schedulers, knobs):
             if request.visible > replica.now:
                 return
             request.status = WAITING
+            replica.waiting_time += replica.now - request.visible  # since the last `observe`
         replica.pending_head = request.next
         if replica.pending_head < 0:
             replica.pending_tail = -1
@@ -193,12 +195,11 @@ def price_step(a, r):
                 a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
             )
             total += a.scratch[rank, DRAFT]
-        if scheduler.num_copied > 0:
-            copies = scheduler.num_copied * a.knobs[r].swap_block_time
-            a.replicas[r].num_copied += scheduler.num_copied
-            scheduler.num_copied = 0
-            a.scratch[rank, KV] += copies
-            total += copies
+        if scheduler.copy_time > 0.0:
+            a.scratch[rank, OFFLOAD] += scheduler.copy_time
+            total += scheduler.copy_time
+            a.replicas[r].load_time += scheduler.load_time
+            scheduler.copy_time = scheduler.load_time = 0.0
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
             slowest = total
@@ -215,7 +216,7 @@ def price_step(a, r):
         slowest += a.table[row]
         a.steps_priced[row] += 1
     for rank in range(ranks):
-        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT):
+        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT, OFFLOAD):
             if rank == chosen:
                 a.replicas[r].time_by_resource[resource] += a.scratch[rank, resource] * price.issue_share
             a.scratch[rank, resource] = 0.0
@@ -433,8 +434,8 @@ def start_step(a, r):
     call, requests, replica, knobs, price = a.call[0], a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
-    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     observe(a, r)
+    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight

@@ -46,7 +46,7 @@ def schedule(
     """
     scheduler.step = replica.num_steps
     if scheduler.identified < 0:
-        identify(requests, knobs, scheduler, blocks, tables, segments, -1, -1)
+        identify(requests, knobs, scheduler, blocks, tables, -1, -1)
     budget = knobs.max_num_batched_tokens
     count = 0
     preempted = False
@@ -161,7 +161,8 @@ def schedule(
                 request.prefill_end = num_tokens
                 if request.num_swapped > 0:
                     scheduler.free_cpu_blocks += request.num_swapped
-                    scheduler.num_copied += request.num_swapped
+                    scheduler.copy_time += request.num_swapped * knobs.swap_block_time
+                    replica.num_copied += request.num_swapped
                     scheduler.held_tokens += computed
                     request.num_swapped = 0
                     swapped_in = True

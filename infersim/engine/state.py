@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 # --- what a step's time is spent on -----------------------------------------------------------------------------------
-RESOURCES = ("weights", "kv", "activations", "compute", "launch", "collectives", "host", "draft")
-WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(RESOURCES))
+RESOURCES = ("weights", "kv", "activations", "compute", "launch", "collectives", "host", "draft", "offload")
+WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT, OFFLOAD = range(len(RESOURCES))
 
 # --- request status ---------------------------------------------------------------------------------------------------
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
@@ -69,6 +69,10 @@ POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "shortest-first": SHORTEST_FIRST
 # Cached text that is computed in the very step: found, not found, or waited for.
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 LATE_HITS = {"hit": 0, "miss": MISS_LATE_HITS, "wait": WAIT_FOR_LATE_HITS}
+# Where text goes that the GPU evicts.
+TIERS = ("cpu", "disk")
+CPU, DISK = range(len(TIERS))
+NUM_TIERS = len(TIERS)
 RETRACT_STEPS = 20  # decode steps that SGLang's new_token_ratio allows for after a retraction
 
 # One row per request of the whole fleet: running state first (what every step touches shares a cache line), then the
@@ -114,7 +118,9 @@ REQUEST = np.dtype(
         ("visible", "f8"),  # when the API server is done with it: it takes one after another
         ("scheduled", "f8"),  # first time it entered a step
         ("first_token", "f8"),
-        ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled
+        ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled ...
+        ("num_cpu_cached_tokens", "i4"),  # ... and of those in the CPU's memory ...
+        ("num_disk_cached_tokens", "i4"),  # ... and on the disk
         # what only prefix caching touches
         ("table", "i4"),  # its row of block tables while its blocks have an identity, else -1
         ("name", "i8"),  # of its own text: what follows the segments, and what it generates
@@ -130,7 +136,8 @@ REQUEST = np.dtype(
 # One row per piece of text that a prompt begins with: equal names are equal text from the start of the piece on.
 SEGMENT = np.dtype([("name", "i8"), ("length", "i4")], align=True)
 
-# One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours.
+# One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours. Behind the GPU's
+# blocks come the slots of the tiers, if there are any.
 BLOCK = np.dtype(
     [
         ("hash", "i8"),  # of this text and all before, 0 if none
@@ -211,6 +218,9 @@ KNOBS = np.dtype(
         ("policy", "i1"),  # POLICIES
         ("num_cpu_blocks", "i4"),  # to which preempted requests are swapped, 0: they are recomputed
         ("swap_block_time", "f8"),  # s to copy one block, out or in
+        ("tier_blocks", "i4", (len(TIERS),)),  # that hold what the GPU evicts, no disk without the CPU
+        ("tier_latency", "f8", (len(TIERS),)),  # s of each load, and ...
+        ("tier_block_time", "f8", (len(TIERS),)),  # ... of each block; what the disk has takes the CPU's as well
         ("admit_when_idle", "i1"),  # static batching: only when nothing runs
         ("retracts", "i1"),  # SGLang's victims instead of the last one
         ("order", "i4"),  # ORDERS
@@ -250,6 +260,7 @@ REPLICA = np.dtype(
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_copied", "i8"),  # blocks swapped out or in
+        ("load_time", "f8"),  # of blocks brought back from the tiers
         ("num_scheduled_tokens", "i8"),
         ("num_drafts", "i8"),  # verified, and ...
         ("num_accepted", "i8"),  # ... accepted
@@ -286,6 +297,7 @@ SCHEDULER = np.dtype(
         ("waiting_tail", "i4"),
         ("free_blocks", "i4"),
         ("identified", "i4"),  # blocks have an identity, since something may be found again; -1: before the first step
+        ("unshared", "i4"),  # requests share no text, so that only who was preempted can find a block again
         ("num_tables", "i4"),  # block tables of a request
         ("table_stride", "i4"),  # most blocks in each
         ("free_table", "i4"),  # first free row of block tables that was used before, or -1
@@ -304,7 +316,9 @@ SCHEDULER = np.dtype(
         ("draft_keys", "i8"),  # tokens before the drafts, of all that draft
         ("num_tokens", "i4"),
         ("free_cpu_blocks", "i4"),
-        ("num_copied", "i4"),  # blocks copied out or in since the last step
+        ("copy_time", "f8"),  # of blocks swapped out or in, or brought back, since the last step ...
+        ("load_time", "f8"),  # ... and of those brought back
+        ("tier_hits", "i4", (len(TIERS),)),  # blocks of the request looked up last that each tier has
         ("num_shared", "i4"),  # blocks saved: holders of each block beyond its first
         ("num_pieces", "i4"),  # of memory given out, where it is given out in pieces
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
@@ -400,11 +414,11 @@ class Arrays(NamedTuple):
     plan: np.ndarray  # i4[R, max_num_seqs + 1, 2], drafts of a sequence and further passes, by running sequences
     accepted: np.ndarray  # f8[num_accepted], chances that at least 1, 2, ... drafts are accepted, row after row
     sums: np.ndarray  # SUMS[R * ranks, 4]
-    scratch: np.ndarray  # f8[ranks, 8], a rank's attention by resource
+    scratch: np.ndarray  # f8[ranks, 9], a rank's attention by resource, and its copies
     due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
     requests: np.ndarray  # REQUEST[n]
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
-    blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
+    blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least the GPU's blocks and the tiers' slots]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link; or pieces
     hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission

@@ -45,6 +45,7 @@ TECHNIQUES = (
     Technique("engine.allocator", "allocation of KV memory", FEWER_BYTES, "packing", True),
     Technique("engine.reserve", "reservation of KV memory", FEWER_BYTES, "packing", True),
     Technique("engine.preemption_mode", "swapping", FEWER_BYTES, "KV", True),
+    Technique("engine.kv_offloading", "offloading of cached text", FEWER_BYTES, "KV", True),
     Technique("engine.scheduling_policy", "order of admission", NEITHER, "packing", True),
     Technique("engine.watermark", "KV watermark", FEWER_BYTES, "packing", True),
     Technique("engine.enable_chunked_prefill", "chunked prefill", FEWER_BYTES, "packing", True),

@@ -144,6 +144,9 @@ def _why(explain: dict) -> list[Line]:
     if explain["prefix_cache_token_hit_rate"]:
         batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
     lines += _field("batch", [batch])
+    if tiers := explain["kv_offloading"]:
+        found = ", ".join(f"{tiers[f'{name.lower()}_hit_rate']:.1%} {name}" for name in ("GPU", "CPU", "disk"))
+        lines += _field("cached", [f"prompt tokens by tier: {found}; loading took {_number(tiers['load_s'])} s"])
     if spec := explain["speculation"]:
         text = (
             f"{spec['method']}: {_number(spec['mean_acceptance_length'])} tokens per step and sequence,"

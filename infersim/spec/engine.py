@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from .base import Description, near
 from .errors import InputError
 from .hardware import Hardware
-from .units import Bytes, Count, CountOrZero, Number, Seconds, Share, short
+from .units import Bytes, BytesPerSecond, Count, CountOrZero, Number, Seconds, Share, short
 
 GIB = 2.0**30
 INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
@@ -68,6 +68,14 @@ class EnginePreset:
     """what a preempted request's keys and values become: computed again, or copied to the CPU's memory and back"""
     swap_space: float = 4 * GIB
     """bytes of the CPU's memory per GPU for those that are swapped; the default of vLLM 0.6.6 (engine/arg_utils.py)"""
+    kv_offloading_size: float = 0.0
+    """bytes of the CPU's memory for text that the GPU evicts, of all GPUs of a scheduler together"""
+    kv_offloading_latency: float = 0.0
+    """seconds of a load from there beyond its bytes (assumed)"""
+    kv_offloading_disk_size: float = 0.0
+    """bytes of the disk for what the CPU's memory evicts in turn"""
+    kv_offloading_disk_bandwidth: float | None = None
+    kv_offloading_disk_latency: float = 0.0
     admit_when_idle: bool = False
     """static batching: requests enter only when nothing runs"""
     retracts: bool = False
@@ -370,6 +378,17 @@ class Engine(Description):
     """preempted requests are computed again, or copied over PCIe to the CPU's memory and back while that has room"""
     swap_space: Bytes | None = None
     """memory of the CPU per GPU for swapped requests; default: 4 GiB, as vLLM 0.6.6"""
+    kv_offloading_size: Bytes | None = None
+    """memory of the CPU for cached text that the GPU evicts, as vLLM's: of all GPUs of a replica together, for each
+    data-parallel rank its own; default: 0"""
+    kv_offloading_latency: HostTime | None = None
+    """of a load from there, beyond its bytes over PCIe; default: 0 (assumed)"""
+    kv_offloading_disk_size: Bytes | None = None
+    """room on a disk for what the CPU's memory evicts in turn; default: 0"""
+    kv_offloading_disk_bandwidth: Annotated[BytesPerSecond, Field(gt=0)] | None = None
+    """at which it is read into the CPU's memory; no default"""
+    kv_offloading_disk_latency: HostTime | None = None
+    """of a load from the disk, beyond its bytes; default: 0 (assumed)"""
     enable_prefix_caching: bool | None = None
     """find KV blocks of text that was computed before"""
     scheduling_policy: Literal["fcfs", "priority", "shortest-first"] | None = None
@@ -428,6 +447,11 @@ class ResolvedEngine:
     jump_forward_tokens: int
     preemption_mode: str
     swap_space: float
+    kv_offloading_size: float
+    kv_offloading_latency: float
+    kv_offloading_disk_size: float
+    kv_offloading_disk_bandwidth: float | None
+    kv_offloading_disk_latency: float
     scheduling_policy: str
     admit_when_idle: bool
     retracts: bool
@@ -453,7 +477,9 @@ class ResolvedEngine:
 
 
 SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "allocator", "reserve",
-             "preemption_mode", "swap_space", "scheduling_policy", "block_size", "gpu_memory_utilization",
+             "preemption_mode", "swap_space", "kv_offloading_size", "kv_offloading_latency", "kv_offloading_disk_size",
+             "kv_offloading_disk_bandwidth", "kv_offloading_disk_latency", "scheduling_policy", "block_size",
+             "gpu_memory_utilization",
              "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching",
              "host_step_time", "host_sequence_time", "host_request_time", "host_token_time",
              "worker_step_time",
@@ -532,15 +558,9 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
                 f"engine.jump_forward_share: a sampled token comes before each jump of"
                 f" {knobs['jump_forward_tokens']} tokens; must be at most {most:.4g}"
             )
-    if knobs["preemption_mode"] == "swap":
-        if engine.enable_prefix_caching:
-            problems.append(
-                "engine.enable_prefix_caching: is not modelled together with swapping;"
-                " engine.preemption_mode must be recompute"
-            )
-        knobs["enable_prefix_caching"] = False
-        if hardware.pcie_bandwidth is None:
-            problems.append(f"hardware.pcie_bandwidth: missing; requests are swapped over it ({hardware.name})")
+    if knobs["preemption_mode"] == "swap" and hardware.pcie_bandwidth is None:
+        problems.append(f"hardware.pcie_bandwidth: missing; requests are swapped over it ({hardware.name})")
+    problems += _problems_of_tiers(knobs, hardware)
     if preset.chunked_order and knobs["chunked_prefill"]:
         knobs["order"] = preset.chunked_order
     if engine.enable_mixed_chunk:
@@ -561,3 +581,24 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
     if problems:
         raise InputError(problems)
     return ResolvedEngine(**knobs, origin=origin)
+
+
+def _problems_of_tiers(knobs: dict[str, Any], hardware: Hardware) -> list[str]:
+    """What is missing to keep text that the GPU evicts."""
+    problems = []
+    if knobs["kv_offloading_size"] > 0:
+        if not knobs["enable_prefix_caching"]:
+            problems.append(
+                "engine.kv_offloading_size: keeps what prefix caching evicts; needs engine.enable_prefix_caching true"
+            )
+        if hardware.pcie_bandwidth is None:
+            problems.append(f"hardware.pcie_bandwidth: missing; offloaded KV returns over it ({hardware.name})")
+    if knobs["kv_offloading_disk_size"] > 0:
+        if knobs["kv_offloading_size"] == 0:
+            problems.append(
+                "engine.kv_offloading_disk_size: all that a disk has comes through the CPU's memory;"
+                " engine.kv_offloading_size must be above 0"
+            )
+        if knobs["kv_offloading_disk_bandwidth"] is None:
+            problems.append("engine.kv_offloading_disk_bandwidth: missing; the disk is read at it, such as 7 GB/s")
+    return problems
