@@ -44,15 +44,15 @@ def forward_pass(
 
 
 def _sends(shape: Pass, node: int) -> list[Operator]:
-    """From stage to stage, between two ranks of the same place in them. Devices count tensor ranks first, then stages
-    (vLLM, parallel_state.initialize_model_parallel). To another node each rank sends its part over its own network card
-    (send_tensor_dict with an all_gather_group).
+    """From stage to stage, between two ranks of the same place in them. Devices count tensor ranks first, then
+    data-parallel ones, then stages (SGLang, TensorRT-LLM; vLLM too without data-parallel ranks). To another node each
+    rank sends its part over its own network card (vLLM's send_tensor_dict with an all_gather_group).
     """
     h, parallelism = shape.hidden_size, shape.parallelism
-    tensor, stages = parallelism.tensor, parallelism.pipeline
-    across = sum((i - 1) * tensor // node != (i * tensor + tensor - 1) // node for i in range(1, stages))
+    width, stages = parallelism.tensor * parallelism.attention_data, parallelism.pipeline
+    across = sum((i - 1) * width // node != (i * width + width - 1) // node for i in range(1, stages))
     inside = shape.collective("send", stages - 1 - across, 2, h)
-    return inside + shape.collective("send", across, 2, h / tensor, apart=node)
+    return inside + shape.collective("send", across, 2, h / parallelism.tensor, apart=node)
 
 
 def _layer(whole: Layer, shape: Pass, count: int) -> list[Operator]:
@@ -114,15 +114,18 @@ def _moe(whole: MoE, moe: MoE, shape: Pass, count: int) -> list[Operator]:
     if parallelism.attention_data == 1:
         return [*operators, experts, *shape.all_reduce(count)]
     ranks = parallelism.tensor * parallelism.attention_data
-    stages, apart = parallelism.pipeline, parallelism.pipeline * parallelism.tensor
     if parallelism.expert > 1:
         # expected ranks among `expert` that at least one of a token's experts is on; a rank holds 1 / ranks of them
         reached = parallelism.expert * (1 - (1 - 1 / parallelism.expert) ** whole.num_experts_per_token)
-        there = shape.collective("all_to_all", count, ranks, h * reached / ranks, shared=True, apart=stages)
+        there = shape.collective("all_to_all", count, ranks, h * reached / ranks, shared=True)
         back = there
     else:
-        there = shape.collective("all_gather", count, parallelism.attention_data, h, shared=True, apart=apart)
-        back = shape.collective("reduce_scatter", count, parallelism.attention_data, h, shared=True, apart=apart)
+        there = shape.collective(
+            "all_gather", count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor
+        )
+        back = shape.collective(
+            "reduce_scatter", count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor
+        )
     return [*operators, *there, experts, *back, *shape.all_reduce(count if moe.shared else 0)]
 
 
