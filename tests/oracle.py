@@ -1018,7 +1018,8 @@ class Simulation:
         self.now = max(self.now, end)
         if self.knobs.max_concurrency or self.knobs.host_token_time:
             self.send(end)
-        if self.knobs.host_token_time and (tokens := sum(entry.samples for entry in entries)):
+        tokens = sum(entry.samples and entry.request.status != COMPLETED for entry in entries)
+        if self.knobs.host_token_time and tokens:
             begin = max(self.front_end, end)
             self.front_end = begin + tokens * self.knobs.host_token_time
             end = (begin + self.front_end + self.knobs.host_token_time) / 2  # of all tokens, on the mean

@@ -72,7 +72,9 @@ def rate(hardware: Hardware, operator: Operator) -> Rate:
         peak=peak,
         shares=shares,
         hardware=hardware,
-        collective=collective(hardware, operator.name, operator.dtype, operator.ranks) if operator.message else None,
+        collective=collective(hardware, operator.name, operator.dtype, operator.ranks, operator.apart)
+        if operator.message
+        else None,
     )
 
 

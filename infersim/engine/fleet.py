@@ -414,7 +414,8 @@ class Fleet:
         return self.replicas["num_matched"]
 
     def fail(self, replica: int, time: float) -> list[int]:
-        """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish.
+        """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish,
+        and so does what the API server has yet to do or to send.
 
         Returns the rows of those requests.
         """
@@ -424,7 +425,8 @@ class Fleet:
         for row in held:
             self.release(row, time)
         alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
-        ended = held + [row for row in alive if self.abort(row, time)]
+        unsent = np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["last_token"] > time)).tolist()
+        ended = held + unsent + [row for row in alive if self.abort(row, time)]
         ranks = int(self.call["ranks"][0])
         mine = slice(replica * ranks, (replica + 1) * ranks)
         self.blocks[mine] = 0  # the prefix cache
@@ -434,6 +436,7 @@ class Fleet:
         self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
         row["in_flight"] = row["blocked"] = 0
+        row["front_end"] = np.minimum(row["front_end"], time)
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
         return ended
 

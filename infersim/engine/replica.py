@@ -346,12 +346,14 @@ def drop_finished(requests, scheduler, running):
 @compiled
 def deliver(a, r, slot, end):
     """When clients have the tokens of the step that ended, on the mean of all: the API server sends one after another,
-    in turn with the requests that it takes."""
+    in turn with the requests that it takes. A sequence's tokens of one step go together, and wasted ones nowhere."""
     knobs, replica = a.knobs[r], a.replicas[r]
     tokens = 0
     for rank in range(r * a.call[0].ranks, (r + 1) * a.call[0].ranks):
         for i in range(a.counts[rank, slot]):
-            tokens += 1 if a.steps[rank, slot, i] >= 0 else 0
+            q = a.steps[rank, slot, i]
+            if q >= 0 and a.requests[q].status < COMPLETED:
+                tokens += 1
     begin = max(replica.front_end, end)
     replica.front_end = begin + tokens * knobs.host_token_time
     return begin + (tokens + 1) * 0.5 * knobs.host_token_time if tokens > 0 else end

@@ -411,7 +411,8 @@ class Engine(Description):
     host_request_time: HostTime | None = None
     """CPU time of the API server per request, one after another"""
     host_token_time: HostTime | None = None
-    """CPU time of the API server per token that it streams, one after another, in turn with requests"""
+    """CPU time of the API server per token that it streams, one after another, in turn with requests; a sequence's
+    tokens of one step (accepted drafts, jumps) go as one"""
     worker_step_time: Seconds | None = None
     """time per step in which the device waits for its worker even under async scheduling"""
     worker_sequence_time: Seconds | None = None
