@@ -121,7 +121,7 @@ class Deployment:
             max_model_len=engine.max_model_len,
             long_prefill_token_threshold=engine.long_prefill_token_threshold,
             watermark_blocks=int(engine.watermark * self.memory.num_gpu_blocks),
-            steps_in_flight=max(2 if engine.async_scheduling else 1, self.parallelism.pipeline),
+            steps_in_flight=2 if engine.async_scheduling else self.parallelism.pipeline,
             max_concurrency=max_concurrency,
             kv_window=[group.window for group in self.memory.kv_groups],
             kv_multiplicity=[group.tables for group in self.memory.kv_groups],
@@ -210,6 +210,8 @@ def deploy(
     """
     model = load_model(model_name)
     resolved = resolve(engine, hardware, model.max_position_embeddings)
+    if parallelism.pipeline > 1:
+        resolved = _in_turn(resolved)
     hardware = with_kernels_of(hardware, resolved.preset.partition("-")[0])
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     if engine.max_model_len is None:
@@ -234,6 +236,22 @@ def deploy(
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
     return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
+
+
+def _in_turn(engine: ResolvedEngine) -> ResolvedEngine:
+    """The engine without asynchronous scheduling: in a pipeline a sequence is in one step at a time, since its next
+    token enters the first stage when the last stage has made this one. InputError if the user wants it.
+
+    vLLM never schedules two tokens of a request together there (pull request 32359), SGLang 0.5 and TensorRT-LLM 1.0 do
+    not overlap schedules.
+    """
+    if engine.async_scheduling and engine.origin["async_scheduling"] == "user":
+        raise InputError(
+            "engine.async_scheduling: in a pipeline a token enters when the one before has left it; must be false with"
+            " parallelism.pipeline above 1"
+        )
+    origin = {**engine.origin, "async_scheduling": "off: pipeline stages take turns"}
+    return replace(engine, async_scheduling=False, origin=origin) if engine.async_scheduling else engine
 
 
 def _without_tree(engine: ResolvedEngine, memory: Memory) -> ResolvedEngine:

@@ -15,12 +15,15 @@ from infersim.cost.memory import longest_sequence, memory_waterfall
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.steptime import compile_step_cost
+from infersim.deployment import deploy
 from infersim.models.catalog import load_model
-from infersim.spec.engine import Engine, resolve
+from infersim.run import run
+from infersim.spec.engine import PRESETS, Engine, resolve
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
+from infersim.spec.scenario import build_scenario
 
 H100, H200 = load_hardware("h100-sxm"), load_hardware("h200-sxm")
 
@@ -188,6 +191,27 @@ def test_pipelines_never_lower_latency():
     assert one.issue_share == 1
     assert 0.5 <= two.issue_share < 0.6
     assert 0.25 <= four.issue_share < 0.35
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_pipelines_never_lower_the_latency_of_a_run(preset):
+    """A sequence's next token waits for the last stage, whatever the engine overlaps: no gap is below physics."""
+    found = []
+    for pipeline in (1, 2, 4):
+        data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "parallelism": {"pipeline": pipeline}}
+        data |= {"engine": {"preset": preset, "max_model_len": 4096}}
+        data |= {"workload": {"num_requests": 1, "input_tokens": 100, "output_tokens": 20}}
+        result = run(build_scenario(data, "test"))[0]
+        found.append(float((result.requests["last_token"] - result.requests["first_token"]).mean()) / 19)
+        assert found[-1] > result.floors["itl"]
+    assert found == sorted(found)
+
+
+def test_a_pipeline_has_no_asynchronous_scheduling():
+    parts = ("Llama-3.1-8B", H100, Precision(), Parallelism(pipeline=2))
+    assert not deploy(*parts, Engine()).engine.async_scheduling
+    with pytest.raises(InputError, match=r"must be false with parallelism.pipeline above 1"):
+        deploy(*parts, Engine(async_scheduling=True))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def serve(
         columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
         fleet.submit(replica, *columns, **columns_beside(requests, clients))
         interrupted = _advance(fleet, last, progress)
-        end = float(fleet.replicas["now"].max())
+        end = _end(fleet)
         route = {"policy": policy if k > 1 else None}
         return Served(fleet.requests, np.arange(n), np.full(k, end), end, route, 0, interrupted)
 
@@ -85,7 +85,7 @@ def serve(
     for scaler in scalers:
         front.clock.process(scaler.run())
     interrupted = _play(front, last, progress)
-    end = max(float(fleet.replicas["now"].max()), front.end)
+    end = max(_end(fleet), front.end)
     route = front.route(end) | ({"autoscalers": [s.figures() for s in scalers]} if scalers else {})
     return Served(
         front.records(),
@@ -109,6 +109,11 @@ def _assign(policy: str, sites: list[Site], requests: Requests, seed: int) -> np
         mine = which == number
         replica[mine] = members[assign(policy, weights, chance[mine])]
     return replica
+
+
+def _end(fleet: Fleet) -> float:
+    """When engines and API servers have done all they had to do (s)."""
+    return max(float(fleet.replicas["now"].max()), float(fleet.requests["last_token"].max()))
 
 
 def _advance(fleet: Fleet, last_arrival: float, progress: Progress | None) -> bool:

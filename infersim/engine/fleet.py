@@ -435,6 +435,11 @@ class Fleet:
             self.schedulers[name][mine] = 0
         self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
+        cut = float(row["device_free"][0]) - time
+        if cut > 0:  # steps that were to go on no longer do
+            split = self.time_by_resource
+            row["busy_time"] -= cut
+            row["time_by_resource"] -= cut * split / split.sum()
         row["in_flight"] = row["blocked"] = 0
         row["front_end"] = np.minimum(row["front_end"], time)
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)

@@ -139,7 +139,8 @@ def throughput_terms(result: Result) -> Terms:
     """Seconds of the clock per output token (1 / output_throughput) as terms: idle time, and steps per token times the
     time of a step by resource."""
     work, throughput = Work(result), measure(result)["output_throughput"]
-    steps, outputs = result.num_steps, work.output_tokens
+    steps = result.num_steps
+    outputs = throughput * float(result.replicas.available.sum())  # of one replica, in the time that steps fill
     moved = work.mean_moved
     terms: dict[str, dict[str, float]] = {}
     for name, seconds in zip(RESOURCES, result.time_by_resource.tolist(), strict=True):

@@ -365,6 +365,7 @@ class Engine(Description):
     scheduler_reserve_full_isl: bool | None = None
     """admit a request only if blocks for its whole sequence are free"""
     async_scheduling: bool | None = None
+    """the next step is scheduled before this step's tokens are known; not in a pipeline, whose stages take turns"""
     enable_mixed_chunk: bool | None = None
     """SGLang's: decodes run beside a prefill chunk"""
     allocator: Literal["paged", "contiguous", "buddy"] | None = None
