@@ -219,6 +219,13 @@ def test_a_record_says_where_a_request_was_and_what_it_waited_for():
         assert before["ts"] + before["dur"] == pytest.approx(after["ts"])
 
 
+def test_a_hand_over_does_not_wait_for_the_api_server():
+    """Keys and values are there when the prefill ends, whenever its token is sent: no wait is negative."""
+    spec = server(1.0, batch=16, token_time=4.0)
+    columns = serve_all(pools(), [spec, server(1e-6, token_time=4.0)], requests_of(np.zeros(4), 16, 2)).columns
+    assert (columns["wait_for_room_ms"] >= 0).all()
+
+
 def test_every_gap_is_kept_across_a_hand_over():
     """With every gap kept: as many as tokens between the first and the last, and they add up to the generation."""
     failures = [{"replica": 0, "at": 5, "duration": 5}]

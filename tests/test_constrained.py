@@ -49,6 +49,16 @@ def test_a_jump_is_nearly_free_where_weights_bind():
     assert summarize([jumping])["counts"]["completed"] == 50
 
 
+def test_an_answer_of_one_jump_has_no_gap():
+    """Both tokens come in one step, so that there is a time per output token and none between."""
+    parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "simulation": {"seed": 1}}
+    parts["engine"] = {"max_model_len": 64, "jump_forward_share": 0.5, "jump_forward_tokens": 1}
+    parts["workload"] = {"num_requests": 1, "input_tokens": 5, "output_tokens": 2}
+    document = summarize(run(build_scenario(parts, "test")))
+    assert document["metrics"]["mean_tpot_ms"] == 0
+    assert document["metrics"]["mean_itl_ms"] is document["metrics"]["p99_itl_ms"] is None
+
+
 @pytest.mark.parametrize(
     ("engine", "message"),
     [

@@ -39,6 +39,24 @@ def test_the_longest_reservation_leaves_what_no_piece_fits_in(allocator):
     assert (shares["token"] + shares["reserved"]) / held == pytest.approx(tokens / room, rel=0.02)
 
 
+@pytest.mark.parametrize("allocator", ["paged", "contiguous", "buddy"])
+@pytest.mark.parametrize(("at_once", "output"), [(1, 2), (4, 7), (16, {"uniform": [1, 9]})])
+def test_shares_of_memory_are_shares(allocator, at_once, output):
+    """However often requests end together, or alone while others wait: nothing is counted twice."""
+    engine = {"allocator": allocator, "max_model_len": 64, "block_size": 8, "num_gpu_blocks_override": 33}
+    engine |= {"reserve": "max-model-len", "max_num_seqs": at_once, "preset": "orca"}
+    parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": engine}
+    parts["workload"] = {"num_requests": 40, "input_tokens": {"uniform": [1, 50]}, "output_tokens": output}
+    result = run(build_scenario(parts, "test"))[0]
+    shares = kv_shares(result)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(share >= -1e-12 for share in shares.values()), shares
+    if at_once == 1:
+        assert float(result.replicas.rows["occupied_time"][0]) == pytest.approx(result.running_time)
+    if allocator == "buddy" and at_once <= 4:  # four pieces of eight blocks fill the memory
+        assert shares["external"] == pytest.approx(0, abs=1e-12)
+
+
 def test_who_knows_the_output_wastes_nothing_inside_and_a_buddy_allocator_outside():
     """With the true length nothing is reserved in vain; pieces of any length waste less outside than powers of two,
     and hold more sequences."""

@@ -83,7 +83,7 @@ class HandOver(Front):
 
     def handed_over(self, i: int, row: int, time: float) -> bool:
         if row == self.prefill_row[i]:
-            self.computed[i] = time
+            self.computed[i] = min(time, self.clock.now)  # not when its API server has sent the token
             self.clock.process(self._hand_over(i, self.token[i], row))
             return True
         self._make_room(int(self.fleet.requests["replica"][row]))

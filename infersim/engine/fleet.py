@@ -431,7 +431,7 @@ class Fleet:
         mine = slice(replica * ranks, (replica + 1) * ranks)
         self.blocks[mine] = 0  # the prefix cache
         self.nodes[mine] = 0
-        for name in ("evictable_blocks", "num_nodes", "free_node"):
+        for name in ("evictable_blocks", "num_nodes", "free_node", "stranded_blocks"):
             self.schedulers[name][mine] = 0
         self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
@@ -440,7 +440,7 @@ class Fleet:
             split = self.time_by_resource
             row["busy_time"] -= cut
             row["time_by_resource"] -= cut * split / split.sum()
-        row["in_flight"] = row["blocked"] = 0
+        row["in_flight"] = row["blocked"] = row["occupied"] = 0
         row["front_end"] = np.minimum(row["front_end"], time)
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
         return ended

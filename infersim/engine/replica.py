@@ -245,15 +245,14 @@ def observe(a, r):
     replica.block_time += elapsed * blocks
     replica.token_time += elapsed * tokens
     replica.shared_time += elapsed * shared
-    if running > 0:
+    if replica.occupied:
         replica.occupied_time += elapsed
     if a.knobs[r].allocator:
         for rank in range(r * ranks, (r + 1) * ranks):
             scheduler = a.schedulers[rank]
             replica.final_time += elapsed * scheduler.final_tokens
             replica.asked_time += elapsed * scheduler.asked_blocks
-            if scheduler.num_waiting > 0 and scheduler.num_running < a.knobs[r].max_num_seqs:
-                replica.stranded_time += elapsed * scheduler.free_blocks
+            replica.stranded_time += elapsed * scheduler.stranded_blocks
     replica.peak_running = max(replica.peak_running, running)
     replica.peak_blocks = max(replica.peak_blocks, blocks)
 
@@ -289,8 +288,6 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
         replica.token_time += elapsed * (held_tokens - scheduler.held_tokens)
         replica.final_time += elapsed * (final_tokens - scheduler.final_tokens)
         replica.asked_time += elapsed * (asked_blocks - scheduler.asked_blocks)
-        if scheduler.num_running == 1:
-            replica.occupied_time += elapsed
     replica.num_finished += 1
     count_outstanding(replica, -1, end)
     log_event(call, events, replica, q, r, FINISHED)
@@ -341,6 +338,16 @@ def drop_finished(requests, scheduler, running):
             running[kept] = q
             kept += 1
     scheduler.num_running = kept
+
+
+@compiled
+def stop_running(replica, schedulers, first, ranks):
+    """If nothing runs any more: the next `observe`, should there be one, does not see that something did."""
+    for rank in range(first, first + ranks):
+        if schedulers[rank].num_running > 0:
+            return
+    replica.occupied_time += replica.occupied * (replica.now - replica.last_schedule)
+    replica.occupied = 0
 
 
 @compiled
@@ -435,6 +442,8 @@ def end_step(a, r):
                 )  # fmt: skip
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
+            if scheduler.num_running == 0:
+                stop_running(replica, a.schedulers, r * call.ranks, call.ranks)
     replica.num_drafts += num_drafts
     replica.num_accepted += num_drafts_accepted
     if regular_gaps > 0:
@@ -481,6 +490,7 @@ def start_step(a, r):
     num_preemptions = replica.num_preemptions
     tokens = 0
     sequences = 0
+    replica.occupied = 0
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
         if knobs.radix:
@@ -495,6 +505,11 @@ def start_step(a, r):
         a.counts[rank, slot] = scheduler.num_scheduled
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
+        if scheduler.num_running > 0:
+            replica.occupied = 1
+        if knobs.allocator:
+            waits = scheduler.num_waiting > 0 and 0 < scheduler.num_running < knobs.max_num_seqs
+            scheduler.stranded_blocks = scheduler.free_blocks if waits else 0
     if tokens == 0:
         if replica.in_flight == 0 and (
             is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions

@@ -308,6 +308,7 @@ REPLICA = np.dtype(
         ("block_time", "f8"),
         ("shared_time", "f8"),  # of blocks saved
         ("occupied_time", "f8"),  # while anything ran
+        ("occupied", "i1"),  # anything has run since the last schedule
         (
             "token_time",
             "f8",
@@ -363,6 +364,7 @@ SCHEDULER = np.dtype(
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
         ("final_tokens", "i8"),  # of requests that hold pieces: what these will have held in the end
         ("asked_blocks", "i8"),  # for which there are pieces
+        ("stranded_blocks", "i4"),  # free since the last schedule although a request waits that only lacks a piece
     ],
     align=True,
 )

@@ -69,8 +69,8 @@ def measure(result: Result) -> dict[str, float | None]:
             metrics[f"mean_{metric}_ms"] = float(values.mean()) * 1e3
             for name, value in zip(PERCENTILES, np.percentile(values, list(PERCENTILES.values())), strict=True):
                 metrics[f"{name}_{metric}_ms"] = float(value) * 1e3
-    if many.any():
-        metrics["mean_itl_ms"] = float(generation[many].sum() / num_gaps(done).sum()) * 1e3
+    if gaps := int(num_gaps(done).sum()):
+        metrics["mean_itl_ms"] = float(generation[many].sum() / gaps) * 1e3
         for name, value in zip(PERCENTILES, _itl_percentiles(result), strict=True):
             metrics[f"{name}_itl_ms"] = float(value) * 1e3
     return metrics
