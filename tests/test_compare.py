@@ -129,6 +129,31 @@ def test_terms_add_up_to_the_metrics(simulated, base, change):
     assert whole == pytest.approx(total(y) - total(x), abs=1e-9 * total(x))
 
 
+THRASHING = {
+    "engine.max_model_len=512": ["engine.num_gpu_blocks_override=40", "engine.max_num_seqs=64"],
+    "engine.preset=sglang-0.5": ["engine.max_model_len=512", "engine.num_gpu_blocks_override=700"],
+    "engine.preset=static": ["engine.max_model_len=512", "engine.block_size=1", "engine.num_gpu_blocks_override=515",
+                             "engine.reserve=first-chunk", "workload.timeout=1", "workload.retries=2"],
+    "cluster.transfer.bandwidth=1e11": ["engine.max_model_len=512", "engine.num_gpu_blocks_override=33",
+                                        "engine.max_num_seqs=1", "engine.enable_prefix_caching=false",
+                                        "cluster.prefill.replicas=2", "cluster.decode.replicas=1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", THRASHING)
+def test_no_row_is_below_zero_however_often_requests_are_preempted(first):
+    """What a preempted request waits is no decoding, and if it had no token yet no waiting between tokens either."""
+    load = ["workload.num_requests=300", "workload.request_rate=100", "workload.input_tokens={uniform: [1, 300]}"]
+    load += ["workload.output_tokens={uniform: [1, 170]}"]
+    result = run(load_scenario("llama-8b-h100", [*load, first, *THRASHING[first]]))[0]
+    terms = latency_terms(result)
+    assert total(terms) * 1e3 == pytest.approx(measure(result)["mean_e2el_ms"], rel=1e-9)
+    rows = {}
+    for name, factors in terms.items():
+        rows[row_of(name)] = rows.get(row_of(name), 0.0) + math.prod(factors.values())
+    assert all(seconds >= 0 for seconds in rows.values()), rows
+
+
 # in a pipeline a batch is cut in two that wait for each other: no price of one resource brings that about
 # and speculation is fewer steps, which no price of one step brings about
 ONE_PRICE = [(base, change) for base, change in PAIRS if not change.startswith(("parallelism.pipeline", "speculation"))]

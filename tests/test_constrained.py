@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from infersim.explain.attribution import latency_terms, total
 from infersim.explain.summary import summarize
 from infersim.metrics.latency import measure
 from infersim.run import run
@@ -54,8 +55,10 @@ def test_an_answer_of_one_jump_has_no_gap():
     parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "simulation": {"seed": 1}}
     parts["engine"] = {"max_model_len": 64, "jump_forward_share": 0.5, "jump_forward_tokens": 1}
     parts["workload"] = {"num_requests": 1, "input_tokens": 5, "output_tokens": 2}
-    document = summarize(run(build_scenario(parts, "test")))
+    results = run(build_scenario(parts, "test"))
+    document, terms = summarize(results), latency_terms(results[0])
     assert document["metrics"]["mean_tpot_ms"] == 0
+    assert total(terms) * 1e3 == pytest.approx(document["metrics"]["mean_e2el_ms"])
     assert document["metrics"]["mean_itl_ms"] is document["metrics"]["p99_itl_ms"] is None
 
 

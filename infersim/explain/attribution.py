@@ -107,14 +107,23 @@ def latency_terms(result: Result) -> Terms:
     """
     done, work = result.requests[result.measured], Work(result)
     tokens = float((done["num_output_tokens"] - 1.0).mean())
-    stalled = work.preempted_time() / len(done)
-    decode = float((done["last_token"] - done["first_token"]).mean()) - stalled
+    decode = float((done["last_token"] - done["first_token"]).mean())
     prefill = float((done["first_token"] - done["scheduled"]).mean())
+    seconds, moved = work.decode_step()
+    per_token = work.visits / work.decodes if work.decodes else 1.0
+    alone = tokens * per_token * math.fsum(seconds.values())
+    # what waited after preemption had its first token, as far as decoding took longer than it can have
+    stalled = work.preempted_time() / len(done)
+    stalled_decode = min(stalled, max(decode - alone, 0.0))
+    stalled_prefill = min(stalled - stalled_decode, prefill)
+    decode, prefill = decode - stalled_decode, prefill - stalled_prefill
+    if decode < alone:  # the average batch of the run is not that of the requests that are measured
+        seconds = {name: part * decode / alone for name, part in seconds.items()}
+        alone = decode
     terms = {
         "queue": {"seconds": float((done["scheduled"] - done["sent"]).mean())},
-        "preemption": {"seconds": stalled},
+        "preemption": {"seconds": stalled_decode + stalled_prefill},
     }
-    seconds, moved = work.decode_step()
     step = math.fsum(seconds.values())
     mean_step = work.mean_step()
     excess = {name: mean_step[name] - seconds[name] for name in RESOURCES}
@@ -122,8 +131,7 @@ def latency_terms(result: Result) -> Terms:
         excess = seconds if step > 0 else mean_step
     with_prompt = min(1.0, len(done) / result.num_steps)  # about the share of steps that hold one
     prompt_step = {name: max(seconds[name] + excess[name] / with_prompt, 0.0) for name in RESOURCES}
-    per_token = work.visits / work.decodes if work.decodes else 1.0
-    interference = (decode - tokens * per_token * step) / math.fsum(excess.values())
+    interference = (decode - alone) / math.fsum(excess.values())
     for name in RESOURCES:
         steps = {"output tokens": tokens, "steps per output token": per_token}
         terms[f"{name}.decode"] = steps | _step_factors(name, seconds[name], moved, result)

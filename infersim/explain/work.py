@@ -208,7 +208,7 @@ class Work:
         """
         batch = self.decode_batch
         seconds = dict.fromkeys(RESOURCES, 0.0)
-        if not self.decodes:
+        if not self.visits:
             return seconds, dict.fromkeys(MOVED, 0.0)
         cost = self._cost
         tokens = batch * self.tokens_per_visit
