@@ -235,7 +235,25 @@ def deploy(
         resolved = _shortened(resolved, memory, "the adapters")
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
-    return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
+    deployment = Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
+    _refuse_room_for_nothing(deployment)
+    return deployment
+
+
+def _refuse_room_for_nothing(deployment: Deployment) -> None:
+    """InputError if the user gives memory for copies of blocks that is too small for one."""
+    engine, size = deployment.engine, deployment.memory.block_bytes
+    together = size * deployment.parallelism.num_gpus // deployment.parallelism.attention_data
+    rooms = {"kv_offloading_size": together, "kv_offloading_disk_size": together}
+    if engine.preemption_mode == "swap":
+        rooms["swap_space"] = size
+    problems = [
+        f"engine.{name}: has no room for a KV block of {block:,.0f} B; must be 0, or at least that"
+        for name, block in rooms.items()
+        if 0 < getattr(engine, name) < block
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 def _in_turn(engine: ResolvedEngine) -> ResolvedEngine:

@@ -137,7 +137,7 @@ def test_copies_take_their_bytes_over_pcie(caching):
 @pytest.mark.parametrize("caching", [False, True])
 def test_no_room_on_the_cpu_is_recomputation(caching):
     """A CPU pool smaller than any request changes nothing at all."""
-    tiny = short_of_memory(preemption_mode="swap", swap_space="1 MB", enable_prefix_caching=caching)
+    tiny = short_of_memory(preemption_mode="swap", swap_space="3 MB", enable_prefix_caching=caching)
     none = short_of_memory(enable_prefix_caching=caching)
     for name in tiny.requests.dtype.names:
         assert np.array_equal(tiny.requests[name], none.requests[name]), name

@@ -2,9 +2,12 @@
 
 import pytest
 
+from infersim.deployment import deploy
 from infersim.spec.engine import PRESETS, Engine, resolve
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
 
 H100, A100, B200, RTX4090 = (load_hardware(n) for n in ("h100-sxm", "a100-sxm-80gb", "b200-sxm", "rtx-4090"))
 
@@ -66,3 +69,37 @@ def test_without_chunked_prefill_the_budget_holds_the_longest_prompt():
 def test_longer_than_the_model_is_refused():
     with pytest.raises(InputError, match=r"engine.max_model_len: 8192 is longer than the model's 4096 tokens"):
         resolve(Engine(max_model_len=8192), H100, 4096)
+
+
+@pytest.mark.parametrize(
+    ("given", "switch", "value"),
+    [
+        ({"swap_space": 1e9}, "preemption_mode", "recompute"),
+        ({"kv_offloading_latency": 1e-3}, "kv_offloading_size", 0),
+        ({"kv_offloading_disk_bandwidth": 1e9}, "kv_offloading_disk_size", 0),
+        ({"kv_offloading_disk_latency": 1e-3}, "kv_offloading_disk_size", 0),
+        ({"prefix_cache": "radix", "preset": "vllm-0"}, "enable_prefix_caching", False),
+        ({"jump_forward_tokens": 8}, "jump_forward_share", 0.2),
+    ],
+)
+def test_a_knob_whose_switch_nobody_touched_is_refused(given, switch, value):
+    """It would do nothing; one who switches off on purpose, in a sweep say, may leave it where it is."""
+    with pytest.raises(InputError, match=rf"does nothing while engine.{switch} is .*; must be given together with it"):
+        resolve(Engine(**given), H100, 4096)
+    resolve(Engine(**given, **{switch: value}), H100, 4096)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"kv_offloading_size": 2**20},
+        {"kv_offloading_size": 2**30, "kv_offloading_disk_size": 1e3, "kv_offloading_disk_bandwidth": 1e9},
+        {"preemption_mode": "swap", "swap_space": 2**20},
+    ],
+)
+def test_room_for_less_than_a_block_is_refused(engine):
+    """A block of Llama-3.1-8B is 16 x 131,072 bytes."""
+    with pytest.raises(InputError, match=r"has no room for a KV block of 2,097,152 B; must be 0, or at least that"):
+        deploy("Llama-3.1-8B", H100, Precision(), Parallelism(), Engine(**engine))
+    big = {key: 2**31 if key.endswith(("size", "space")) else value for key, value in engine.items()}
+    deploy("Llama-3.1-8B", H100, Precision(), Parallelism(), Engine(**big))

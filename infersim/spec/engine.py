@@ -507,6 +507,18 @@ WHOLE = ("max-model-len", "output-length", "power-of-two")
 """reservations that a sequence never outgrows"""
 
 
+SWITCHES = {
+    "swap_space": "preemption_mode",
+    "kv_offloading_latency": "kv_offloading_size",
+    "kv_offloading_disk_bandwidth": "kv_offloading_disk_size",
+    "kv_offloading_disk_latency": "kv_offloading_disk_size",
+    "prefix_cache": "enable_prefix_caching",
+    "jump_forward_tokens": "jump_forward_share",
+}
+"""knobs that do nothing while another is off"""
+OFF = (0, False, "recompute")
+
+
 def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedEngine:
     """`engine` with every default filled in as the version's server does on this device (arg_utils.get_batch_defaults).
 
@@ -542,7 +554,12 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
         knobs["max_num_seqs"] = knobs["max_num_batched_tokens"]
         origin["max_num_seqs"] = "limited by max_num_batched_tokens"
 
-    problems = []
+    problems = [  # who switches off on purpose may leave the rest as it is
+        f"engine.{knob}: does nothing while engine.{switch} is {str(knobs[switch]).lower()} ({origin[switch]}); must be"
+        " given together with it"
+        for knob, switch in SWITCHES.items()
+        if origin[knob] == "user" and origin[switch] != "user" and knobs[switch] in OFF
+    ]
     if knobs["allocator"] != "paged":
         if engine.block_size is None:
             knobs["block_size"], origin["block_size"] = 1, "pieces are of any length"
