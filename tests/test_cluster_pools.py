@@ -226,6 +226,23 @@ def test_a_hand_over_does_not_wait_for_the_api_server():
     assert (columns["wait_for_room_ms"] >= 0).all()
 
 
+@pytest.mark.parametrize("engine", [{}, {"enable_prefix_caching": False}, {"preset": "sglang-0.5"}])
+def test_memory_is_held_from_its_reservation_to_its_release(engine):
+    """Requests far apart: before one comes nothing is held, however long nobody looked. Between, it is its blocks."""
+    cluster = pools("5 GB/s") | {"transfer": {"bandwidth": 5e9, "latency": 0.05}}
+    data = MODEL | {"cluster": cluster, "engine": {"num_gpu_blocks_override": 9000} | engine}
+    data["workload"] = {"num_requests": 20, "input_tokens": 1000, "output_tokens": 2, "request_rate": 1,
+                        "burstiness": "inf"}  # fmt: skip
+    result = run(build_scenario(data, "test"))[0]
+    r, columns = result.requests, result.columns()
+    size = result.engine.block_size
+    decode, prefill = result.replicas.rows["block_time"] * size
+    held = (r["last_token"] - columns["prefilled_s"]).sum() * 1000
+    assert decode == pytest.approx(held, rel=0.03)
+    held = (columns["prefilled_s"] - r["scheduled"] + columns["transfer_ms"] / 1e3).sum() * 1000
+    assert prefill == pytest.approx(held, rel=0.03)
+
+
 def test_every_gap_is_kept_across_a_hand_over():
     """With every gap kept: as many as tokens between the first and the last, and they add up to the generation."""
     failures = [{"replica": 0, "at": 5, "duration": 5}]

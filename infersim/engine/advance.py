@@ -55,7 +55,7 @@ def advance(a):
     if call.command == ABORT:
         call.done = abort(a, call.subject, call.until)
     elif call.command == RESERVE:
-        call.done = reserve(a, call.subject)
+        call.done = reserve(a, call.subject, call.until)
     elif call.command == RELEASE:
         call.done = release(a, call.subject, call.until)
     elif call.command == MATCH:

@@ -6,7 +6,7 @@ from .hashes import find, hash_block, key_of
 from .njit import compiled
 from .queue import remove
 from .radix import evict, insert, match_prefix, peek, release_path
-from .replica import count_outstanding, drop_finished, send
+from .replica import count_outstanding, drop_finished, send, stop_running
 from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
@@ -16,6 +16,15 @@ def wake(replica, time):
     if replica.blocked and replica.in_flight == 0:
         replica.blocked = 0
         replica.now = max(replica.now, time)
+
+
+@compiled
+def hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time):
+    """What is held has changed from these figures at `time`, not since the last `observe`, as the next will take it."""
+    elapsed = max(time - replica.last_schedule, 0.0)
+    replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
+    replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
+    replica.token_time += elapsed * (held_tokens - scheduler.held_tokens)
 
 
 @compiled
@@ -37,12 +46,17 @@ def abort(a, q, time):
     request.status = ABORTED
     if before == RUNNING:
         drop_finished(a.requests, scheduler, a.running[rank])
+        replica.running_time += max(time - replica.last_schedule, 0.0)
+        if scheduler.num_running == 0:
+            stop_running(replica, a.schedulers, r * a.call[0].ranks, a.call[0].ranks, time)
+    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     if a.knobs[r].radix:
         if before == RUNNING:
             computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)
             insert(q, computed, scheduler, a.knobs[r], a.requests, a.nodes[rank], a.segments)
         release_path(request, scheduler, a.nodes[rank])
     free(request, scheduler, a.blocks[rank], a.tables[rank])
+    hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time)
     wake(replica, time)
     replica.num_finished += 1
     if request.sent >= 0.0:
@@ -51,7 +65,7 @@ def abort(a, q, time):
 
 
 @compiled
-def reserve(a, q):
+def reserve(a, q, time):
     """Take the blocks of request q's whole prompt before it is sent: its KV comes from elsewhere. 0 without room, else
     one more than the blocks that are not in the prefix cache.
 
@@ -64,6 +78,7 @@ def reserve(a, q):
     knobs, replica = a.knobs[r], a.replicas[r]
     rank = r * a.call[0].ranks + request.rank
     scheduler, blocks, tables = a.schedulers[rank], a.blocks[rank], a.tables[rank]
+    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     hit = 0
     watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
     if scheduler.identified < 0:
@@ -99,6 +114,7 @@ def reserve(a, q):
         return 0
     replica.num_reserved += 1
     scheduler.held_tokens += request.num_computed_tokens
+    hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time)
     return 1 + request.num_blocks - scheduler.num_tables * hit
 
 
@@ -108,9 +124,12 @@ def release(a, q, time):
     request = a.requests[q]
     replica = a.replicas[request.replica]
     rank = request.replica * a.call[0].ranks + request.rank
+    scheduler = a.schedulers[rank]
+    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     if a.knobs[request.replica].radix:
-        release_path(request, a.schedulers[rank], a.nodes[rank])
-    free(request, a.schedulers[rank], a.blocks[rank], a.tables[rank])
+        release_path(request, scheduler, a.nodes[rank])
+    free(request, scheduler, a.blocks[rank], a.tables[rank])
+    hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time)
     replica.num_reserved -= 1
     wake(replica, time)
     return True

@@ -341,12 +341,12 @@ def drop_finished(requests, scheduler, running):
 
 
 @compiled
-def stop_running(replica, schedulers, first, ranks):
+def stop_running(replica, schedulers, first, ranks, time):
     """If nothing runs any more: the next `observe`, should there be one, does not see that something did."""
     for rank in range(first, first + ranks):
         if schedulers[rank].num_running > 0:
             return
-    replica.occupied_time += replica.occupied * (replica.now - replica.last_schedule)
+    replica.occupied_time += replica.occupied * max(time - replica.last_schedule, 0.0)
     replica.occupied = 0
 
 
@@ -443,7 +443,7 @@ def end_step(a, r):
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
             if scheduler.num_running == 0:
-                stop_running(replica, a.schedulers, r * call.ranks, call.ranks)
+                stop_running(replica, a.schedulers, r * call.ranks, call.ranks, replica.now)
     replica.num_drafts += num_drafts
     replica.num_accepted += num_drafts_accepted
     if regular_gaps > 0:
