@@ -2,6 +2,7 @@
 
 from .allocation import allocate, free, share_hits
 from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
+from .groups import forget
 from .njit import compiled
 from .queue import remove
 from .replica import count_outstanding, drop_finished, send
@@ -35,6 +36,9 @@ def abort(a, q, time):
     request.status = ABORTED
     if before == RUNNING:
         drop_finished(a.requests, scheduler, a.running[rank])
+        scheduler.num_forks -= request.num_sequences - 1
+    if a.knobs[r].num_sequences > 1:
+        forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
     free(request, scheduler, a.blocks[rank], a.tables[rank])
     wake(replica, time)
     replica.num_finished += 1

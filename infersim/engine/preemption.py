@@ -2,6 +2,7 @@
 
 from .allocation import free
 from .blocks import identify
+from .groups import swap_out
 from .njit import compiled
 from .queue import push_back, put_back, urgency
 from .state import RETRACT_STEPS, WAITING
@@ -17,6 +18,10 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
+    scheduler.num_forks -= request.num_sequences - 1
+    if knobs.num_sequences > 1 and request.num_output_tokens > 0:
+        swap_out(request, scheduler)
+        return
     swapped, computed = request.num_blocks, request.num_computed_tokens
     free(request, scheduler, blocks, tables)
     if 0 < swapped <= scheduler.free_cpu_blocks:

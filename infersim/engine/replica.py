@@ -10,6 +10,7 @@ import numpy as np
 
 from .allocation import free
 from .correction import correction
+from .groups import forget, go_on
 from .njit import compiled, inlined
 from .queue import push_back, push_front, remove
 from .scheduler import schedule
@@ -191,10 +192,13 @@ def price_step(a, r):
                 a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
             )
             total += a.scratch[rank, DRAFT]
-        if scheduler.num_copied > 0:
+        if scheduler.num_copied + scheduler.num_block_copies > 0:
             copies = scheduler.num_copied * a.knobs[r].swap_block_time
+            copies += scheduler.num_block_copies * a.knobs[r].copy_block_time
             a.replicas[r].num_copied += scheduler.num_copied
+            a.replicas[r].num_block_copies += scheduler.num_block_copies
             scheduler.num_copied = 0
+            scheduler.num_block_copies = 0
             a.scratch[rank, KV] += copies
             total += copies
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
@@ -323,10 +327,15 @@ def end_step(a, r):
     speculates = call.depth > 0
     one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
     placeholder = 1 if knobs.async_scheduling else 0
+    grouped = knobs.num_sequences > 1
+    if grouped:
+        observe(a, r)  # groups hold other blocks from here on
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
         step, drafts = a.steps[rank, slot], a.drafts[rank, slot]
         finished = False
+        if grouped:
+            go_on(requests, scheduler, knobs, a.blocks[rank], a.sequences, step, a.counts[rank, slot], end)
         for i in range(a.counts[rank, slot]):
             q = step[i]
             if q < 0:
@@ -391,6 +400,30 @@ def is_empty(schedulers, first, ranks):
     return True
 
 
+@compiled
+def turn_away(a, r, rank):
+    """Reject what the schedule gave up. True if there was any."""
+    scheduler, replica, q = a.schedulers[rank], a.replicas[r], a.schedulers[rank].waiting_head
+    found = scheduler.num_given_up > 0
+    while scheduler.num_given_up > 0:
+        request = a.requests[q]
+        after = request.next
+        if request.reason > 0:
+            scheduler.num_given_up -= 1
+            remove(a.requests, scheduler, q)
+            forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
+            free(request, scheduler, a.blocks[rank], a.tables[rank])
+            request.status = REJECTED
+            replica.num_finished += 1
+            replica.given_up_time += replica.now - request.sent
+            count_outstanding(replica, -1, replica.now)
+            log_event(a.call[0], a.events, replica, q, r, FINISHED)
+            if a.knobs[r].max_concurrency > 0:
+                send(a.requests, replica, a.knobs[r], a.call[0], a.events, r, replica.now, replica.now)
+        q = after
+    return found
+
+
 @inlined
 def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     """When this replica does something next, if nobody submits anything before: inf if never."""
@@ -420,19 +453,22 @@ def start_step(a, r):
     num_preemptions = replica.num_preemptions
     tokens = 0
     sequences = 0
+    turned_away = False
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
             a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
-            call.depth > 0,
+            a.sequences, call.depth > 0,
         )  # fmt: skip
-        a.counts[rank, slot] = scheduler.num_scheduled
+        a.counts[rank, slot] = scheduler.num_scheduled - scheduler.num_forked
+        if scheduler.num_given_up > 0:
+            turned_away |= turn_away(a, r, rank)
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
         if replica.in_flight == 0 and (
-            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions
+            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions or turned_away
         ):
             return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1

@@ -6,6 +6,7 @@ row of state.REQUEST, a queue a linked list through it.
 
 from .allocation import allocate, allocate_cached, allocate_identified, cached_tokens, gate, promised_blocks
 from .blocks import identify
+from .groups import append_slots, swap_in
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
 from .queue import remove
@@ -36,9 +37,11 @@ def wished_tokens(requests, scheduler, knobs, running):
 @inlined
 def schedule(
     requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables,
-    segments, speculates,
+    segments, sequences, speculates,
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
+
+    An entry is a request; where that has several sequences (groups.py) all of them count, num_forked beyond the first.
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
     samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
@@ -61,6 +64,7 @@ def schedule(
     scheduler.num_verified = 0
     scheduler.num_drafting = 0
     scheduler.draft_keys = 0
+    scheduler.num_forked = 0
     was_running = scheduler.num_running
     wished = 0
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
@@ -79,9 +83,13 @@ def schedule(
                 promised = promised_blocks(requests, scheduler, knobs, running)
             swapped_in = False
             q = scheduler.waiting_head
-            while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
+            while q >= 0 and budget > 0 and scheduler.num_running + scheduler.num_forks < knobs.max_num_seqs:
                 request = requests[q]
                 after = request.next
+                forked = knobs.num_sequences > 1 and request.num_output_tokens > 0
+                lanes = request.num_sequences if forked else 1
+                if scheduler.num_running + scheduler.num_forks + request.num_sequences > knobs.max_num_seqs:
+                    break
                 arrived = request.num_blocks > 0  # its KV came from elsewhere
                 if (
                     knobs.enable_prefix_caching
@@ -122,7 +130,9 @@ def schedule(
                         continue
                     break
                 n = min(n, budget)
-                if not gate(request, scheduler, knobs, busy_hits, watermark, promised):
+                if n * lanes > budget:
+                    break
+                if not forked and not gate(request, scheduler, knobs, busy_hits, watermark, promised):
                     if (
                         looked_up
                         and knobs.reserve_full_isl
@@ -140,6 +150,9 @@ def schedule(
                         request, scheduler, knobs, blocks, tables, segments, computed + n, True, watermark
                     ):
                         break
+                elif forked:
+                    if not swap_in(requests, q, scheduler, knobs, blocks, sequences, watermark):
+                        break
                 elif not allocate(request, scheduler, knobs, tables, computed + n, True, watermark):
                     break
                 remove(requests, scheduler, q)
@@ -148,6 +161,7 @@ def schedule(
                 request.status = RUNNING
                 running[scheduler.num_running] = q
                 scheduler.num_running += 1
+                scheduler.num_forks += request.num_sequences - 1
                 if request.scheduled < 0.0:
                     request.scheduled = replica.now
                     request.num_cached_tokens = computed if looked_up else 0
@@ -156,7 +170,9 @@ def schedule(
                     promised += scheduler.num_tables * (length - request.table_length)
                 if computed + n == num_tokens:
                     expected += min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
-                add_to_sums(sums, attention, num_kinds, computed, n)
+                for _ in range(lanes):
+                    add_to_sums(sums, attention, num_kinds, computed, n)
+                scheduler.num_forked += lanes - 1
                 request.last_step = replica.num_steps
                 request.prefill_end = num_tokens
                 if request.num_swapped > 0:
@@ -180,7 +196,7 @@ def schedule(
                 else:
                     step[count] = ~q
                 count += 1
-                budget -= n
+                budget -= n * lanes
                 q = after
             continue
 
@@ -261,6 +277,10 @@ def schedule(
             n = min(n, budget, longest - computed)
             if n <= 0:
                 continue
+            forked = knobs.num_sequences > 1 and request.num_output_tokens > 0
+            lanes = request.num_sequences if forked else 1
+            if n * lanes > budget:
+                continue
             end = min(computed + n + knobs.lookahead, knobs.max_model_len)
             # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
             full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
@@ -271,6 +291,9 @@ def schedule(
                     if scheduler.identified:
                         if allocate_identified(request, scheduler, knobs, blocks, tables, segments, end, False, 0):
                             break
+                    elif forked:
+                        if append_slots(requests, q, scheduler, knobs, blocks, sequences):
+                            break
                     elif allocate(request, scheduler, knobs, tables, end, False, 0):
                         break
                     victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
@@ -280,8 +303,8 @@ def schedule(
                 if victim == q:
                     break
             if n == 1 and only_full:
-                num_decodes += 1
-                decode_keys += computed + 1
+                num_decodes += lanes
+                decode_keys += lanes * (computed + 1)
             elif own == 1 and only_full:
                 num_decodes += 1
                 decode_keys += computed + n
@@ -290,7 +313,9 @@ def schedule(
             elif own == 1 and n > 1:
                 add_verification(sums, attention, num_kinds, computed, n)
             else:
-                add_to_sums(sums, attention, num_kinds, computed, n)
+                for _ in range(lanes):
+                    add_to_sums(sums, attention, num_kinds, computed, n)
+            scheduler.num_forked += lanes - 1
             request.last_step = replica.num_steps
             request.num_computed_tokens = computed + n
             verified = max(n - own, 0)
@@ -306,7 +331,7 @@ def schedule(
             else:
                 step[count] = ~q
             count += 1
-            budget -= n
+            budget -= n * lanes
         prefilled = prefilled or (phase == PREFILLS and count > 0)
         scheduler.num_verified += num_verified
         if proposed > 0:
@@ -317,6 +342,6 @@ def schedule(
         sums[0].more_queries += more_queries
         sums[0].more_pairs += more_pairs
 
-    scheduler.num_scheduled = count
+    scheduler.num_scheduled = count + scheduler.num_forked
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget
-    scheduler.held_tokens += scheduler.num_tokens
+    scheduler.held_tokens += scheduler.num_tokens - scheduler.num_forked

@@ -15,11 +15,13 @@ WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
 TIMED_OUT, LOST = 6, 7  # of a record only: a request whose every attempt was aborted, by its client or by a failure
 # why a request was rejected
-PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL = 1, 2, 3
+PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL, GROUP_TOO_LARGE, SWAP_SPACE_FULL = 1, 2, 3, 4, 5
 REJECTION_REASONS = {
     PROMPT_TOO_LONG: "prompt does not fit max_model_len",
     OVER_MAX_MODEL_LEN: "prompt + max_tokens exceeds max_model_len",
     QUEUE_FULL: "the front door's queue was full",
+    GROUP_TOO_LARGE: "its sequences outgrew all KV memory",
+    SWAP_SPACE_FULL: "its sequences had to be swapped and swap_space was full, where vLLM 0 stops",
 }
 
 # --- ITL histogram: each power of two is cut into 128 equal bins, read off a float's bits; a bin's centre is within
@@ -102,6 +104,7 @@ REQUEST = np.dtype(
         ("hold", "i1"),  # keep its blocks when it completes, until they are released
         ("replica", "i2"),
         ("rank", "i2"),  # the data-parallel rank of the replica that serves it
+        ("num_sequences", "i2"),  # that it has, or will have when its prompt is computed, and that have not ended
         ("next", "i4"),  # links of its queue, -1 ends it
         ("prev", "i4"),
         ("num_preemptions", "i4"),
@@ -130,7 +133,20 @@ REQUEST = np.dtype(
 # One row per piece of text that a prompt begins with: equal names are equal text from the start of the piece on.
 SEGMENT = np.dtype([("name", "i8"), ("length", "i4")], align=True)
 
-# One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours.
+# One row per sequence of a request that has several.
+SEQUENCE = np.dtype(
+    [
+        ("last_block", "i4"),  # 0: the prompt's last full one, -1: it has ended
+        ("next_block", "i4"),  # its parent's, on the way to being its own
+        ("stop_tokens", "i4"),
+        ("last_token", "f8"),  # when it ended
+    ],
+    align=True,
+)
+
+# One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours. Where requests have
+# several sequences a row is a block of the tree of their texts (groups.py): prev is the one before it, references
+# counts the sequences and blocks behind it, and next is a link of rows that are free.
 BLOCK = np.dtype(
     [
         ("hash", "i8"),  # of this text and all before, 0 if none
@@ -208,6 +224,9 @@ KNOBS = np.dtype(
         ("policy", "i1"),  # POLICIES
         ("num_cpu_blocks", "i4"),  # to which preempted requests are swapped, 0: they are recomputed
         ("swap_block_time", "f8"),  # s to copy one block, out or in
+        ("num_sequences", "i4"),  # of each request (a group), 1: it is one; the same for all replicas
+        ("beam_turnover", "f8"),  # chance that a sequence goes on from another of its group
+        ("copy_block_time", "f8"),  # s to copy one block in the device's memory
         ("admit_when_idle", "i1"),  # static batching: only when nothing runs
         ("retracts", "i1"),  # SGLang's victims instead of the last one
         ("order", "i4"),  # ORDERS
@@ -246,6 +265,8 @@ REPLICA = np.dtype(
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_copied", "i8"),  # blocks swapped out or in
+        ("num_block_copies", "i8"),  # blocks copied since another sequence wrote to them too
+        ("given_up_time", "f8"),  # request-seconds of groups that were rejected after they were sent
         ("num_scheduled_tokens", "i8"),
         ("num_drafts", "i8"),  # verified, and ...
         ("num_accepted", "i8"),  # ... accepted
@@ -301,6 +322,12 @@ SCHEDULER = np.dtype(
         ("num_tokens", "i4"),
         ("free_cpu_blocks", "i4"),
         ("num_copied", "i4"),  # blocks copied out or in since the last step
+        ("num_block_copies", "i4"),  # and within the device
+        ("num_forks", "i4"),  # sequences beyond one of each running request
+        ("num_forked", "i4"),  # and of each entry of the step being made
+        ("num_given_up", "i4"),  # waiting requests that are to be rejected
+        ("free_node", "i4"),  # first free block of the trees that was used before, or 0
+        ("num_used_nodes", "i4"),  # blocks of trees that were ever used
         ("num_shared", "i4"),  # blocks saved: holders of each block beyond its first
         ("num_pieces", "i4"),  # of memory given out, where it is given out in pieces
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
@@ -365,7 +392,8 @@ CALL = np.dtype(
         ("steps_in_flight", "i8"),
         ("table_size", "i8"),
         ("num_segments", "i8"),
-        ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching
+        ("num_sequences", "i8"),  # rows of `sequences`
+        ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching and groups
         ("num_table_rows", "i8"),
         ("num_table_columns", "i8"),
         ("num_gaps", "i8"),  # 0 = keep the histogram only
@@ -399,6 +427,7 @@ class Arrays(NamedTuple):
     due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
     requests: np.ndarray  # REQUEST[n]
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
+    sequences: np.ndarray  # SEQUENCE[n * KNOBS.num_sequences], one request's after another's; [1] if each is one
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link; or pieces
     hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas

@@ -5,10 +5,10 @@ from functools import cache
 
 import numpy as np
 
-from infersim.run import simulate
+from infersim.run import run, simulate
 
 from .claims import SIMULATION, Claim
-from .kv_sharing import samples, saved_by_beams
+from .kv_sharing import TURNOVER, samples
 from .kwon import PAPER, SERVERS, latency, normalised_latency, requests_of, scenario
 
 SPEED = "Inference speed isn't just a model-size problem (notes)"
@@ -34,13 +34,16 @@ def sustained(system: str, data: str, server: str) -> float:
 
 @cache
 def sustained_beams(system: str) -> float:
-    """The same of OPT-13B on Alpaca, each request being WIDTH beams; paged memory holds more, as beams share it."""
-    capacity = 1 / (1 - saved_by_beams("alpaca", WIDTH) / 100) if system == "vllm" else 1.0
+    """The same of OPT-13B on Alpaca, each request being WIDTH beams, which share paged memory only."""
 
     def holds(rate: float) -> bool:
-        setting = scenario(system, "alpaca", rate, capacity=capacity)
+        setting = scenario(system, "alpaca", rate)
         prompts = requests_of(setting)
         prompts = prompts.keep(np.arange(len(prompts)) < 10_000)
+        if system == "vllm":
+            beams = {"beam_width": WIDTH, "beam_turnover": TURNOVER, "num_requests": len(prompts)}
+            load = setting.workload.model_copy(update=beams)
+            return normalised_latency(run(setting.model_copy(update={"workload": load}))[0]) <= LIMIT
         return normalised_latency(simulate(setting, samples(prompts, WIDTH))) <= LIMIT
 
     return highest(holds)
@@ -72,9 +75,9 @@ def claims() -> tuple[Claim, ...]:
               lambda: max(over("ft", server) for server in SERVERS), note,
               why="a batch here waits only for its longest request; how theirs was formed and padded is not printed"),
         Claim("vllm.alpaca.oracle_basic_beam6", PAPER, (1.3, 2.3), "x rate over Orca (Oracle), one sequence and beams",
-              SIMULATION, _over_oracle_on_alpaca, "OPT-13B; 6 beams: paged memory holds 1 / (1 - saved) as much, of"
-              " vllm.fig15.beam6's model", why="beams gain less: contiguous memory does not copy beams here, and early"
-              " vLLM's time per sequence and its 256 sequences bind"),
+              SIMULATION, _over_oracle_on_alpaca, "OPT-13B; 6 beams as in vllm.fig15.beam6;"
+              " in contiguous memory 6 requests", why="beams gain less: contiguous memory does not copy beams here, and"
+              " early vLLM's time per sequence and its 256 sequences bind"),
         Claim("kv.gain", SPEED, (2, 4), "x requests per second", SIMULATION, lambda: over("orca_max", "13b"),
               f"OPT-13B on ShareGPT, blocks of 16 against reservations of 2,048, both at {LIMIT} s per token", "range"),
         Claim("vllm.fig18b", PAPER, (128, 32), "tokens per block at most, ShareGPT and Alpaca", 0,

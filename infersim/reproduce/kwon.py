@@ -59,13 +59,11 @@ def slots(server: str) -> float:
     return gib * GIB / load_model(model).kv_bytes_per_token(2)
 
 
-def scenario(
-    system: str, data: str, rate: float, server: str = "13b", block_size: int | None = None, capacity: float = 1.0
-) -> Scenario:
-    """One trace through one system. rate in requests per second; capacity: times the KV memory of table 1."""
+def scenario(system: str, data: str, rate: float, server: str = "13b", block_size: int | None = None) -> Scenario:
+    """One trace through one system. rate in requests per second."""
     model, hardware, tensor, _ = SERVERS[server]
     engine = SYSTEMS[system] | ({"block_size": block_size} if block_size else {})
-    blocks = int(slots(server) * capacity) // engine.get("block_size", 1)
+    blocks = int(slots(server)) // engine.get("block_size", 1)
     engine |= {"max_model_len": LONGEST, "num_gpu_blocks_override": blocks + 1, "gpu_memory_utilization": 0.95}
     description = {
         "model": model,
