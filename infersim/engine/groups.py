@@ -197,7 +197,8 @@ def swap_out(request, scheduler):
 
 @compiled
 def swap_in(requests, q, scheduler, knobs, blocks, sequences, reserve):
-    """Its blocks, and a slot for each sequence's next token, if that leaves `reserve` blocks free (can_swap_in)."""
+    """A swapped group gets its blocks back, and a slot for each sequence's next token, if that leaves `reserve` free
+    (can_swap_in); False (and nothing taken) otherwise."""
     request = requests[q]
     needed = request.num_swapped + request.num_sequences
     if needed > knobs.num_gpu_blocks - 1:
@@ -206,6 +207,9 @@ def swap_in(requests, q, scheduler, knobs, blocks, sequences, reserve):
     if needed + reserve > scheduler.free_blocks:
         return False
     give(request, scheduler, request.num_swapped)
+    scheduler.free_cpu_blocks += request.num_swapped
+    scheduler.num_copied += request.num_swapped
+    request.num_swapped = 0
     scheduler.num_shared += blocks_saved(request)
     return append_slots(requests, q, scheduler, knobs, blocks, sequences)
 

@@ -18,10 +18,11 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
-    scheduler.num_forks -= request.num_sequences - 1
-    if knobs.num_sequences > 1 and request.num_output_tokens > 0:
-        swap_out(request, scheduler)
-        return
+    if knobs.num_sequences > 1:
+        scheduler.num_forks -= request.num_sequences - 1
+        if request.num_output_tokens > 0:
+            swap_out(request, scheduler)
+            return
     swapped, computed = request.num_blocks, request.num_computed_tokens
     free(request, scheduler, blocks, tables)
     if 0 < swapped <= scheduler.free_cpu_blocks:

@@ -224,15 +224,13 @@ def price_step(a, r):
     return slowest
 
 
-@inlined
-def observe(a, r):
-    """Add the time since the last schedule to the integrals of running, waiting and blocks held."""
-    ranks = a.call[0].ranks
-    replica = a.replicas[r]
+@compiled
+def observe(replica, schedulers, knobs, first, ranks):
+    """Add the time since it was looked at last to the integrals of running, waiting and blocks held."""
     running, waiting, tokens, shared = 0, 0, 0, 0
-    blocks = ranks * (a.knobs[r].num_gpu_blocks - 1)
-    for rank in range(r * ranks, (r + 1) * ranks):
-        scheduler = a.schedulers[rank]
+    blocks = ranks * (knobs.num_gpu_blocks - 1)
+    for rank in range(first, first + ranks):
+        scheduler = schedulers[rank]
         running += scheduler.num_running
         waiting += scheduler.num_waiting
         blocks -= scheduler.free_blocks
@@ -247,12 +245,12 @@ def observe(a, r):
     replica.shared_time += elapsed * shared
     if running > 0:
         replica.occupied_time += elapsed
-    if a.knobs[r].allocator:
-        for rank in range(r * ranks, (r + 1) * ranks):
-            scheduler = a.schedulers[rank]
+    if knobs.allocator:
+        for rank in range(first, first + ranks):
+            scheduler = schedulers[rank]
             replica.final_time += elapsed * scheduler.final_tokens
             replica.asked_time += elapsed * scheduler.asked_blocks
-            if scheduler.num_waiting > 0 and scheduler.num_running < a.knobs[r].max_num_seqs:
+            if scheduler.num_waiting > 0 and scheduler.num_running < knobs.max_num_seqs:
                 replica.stranded_time += elapsed * scheduler.free_blocks
     replica.peak_running = max(replica.peak_running, running)
     replica.peak_blocks = max(replica.peak_blocks, blocks)
@@ -329,7 +327,7 @@ def end_step(a, r):
     placeholder = 1 if knobs.async_scheduling else 0
     grouped = knobs.num_sequences > 1
     if grouped:
-        observe(a, r)  # groups hold other blocks from here on
+        observe(replica, a.schedulers, knobs, r * call.ranks, call.ranks)  # groups hold other blocks from here on
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
         step, drafts = a.steps[rank, slot], a.drafts[rank, slot]
@@ -445,7 +443,7 @@ def start_step(a, r):
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
     join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
-    observe(a, r)
+    observe(replica, a.schedulers, knobs, first, call.ranks)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight

@@ -6,7 +6,7 @@ row of state.REQUEST, a queue a linked list through it.
 
 from .allocation import allocate, allocate_cached, allocate_identified, cached_tokens, gate, promised_blocks
 from .blocks import identify
-from .groups import append_slots, swap_in
+from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
 from .queue import remove
@@ -41,7 +41,7 @@ def schedule(
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
 
-    An entry is a request; where that has several sequences (groups.py) all of them count, num_forked beyond the first.
+    An entry is a request; of one with several sequences (groups.py) all count, num_forked of them beyond the first.
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
     samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
@@ -83,13 +83,26 @@ def schedule(
                 promised = promised_blocks(requests, scheduler, knobs, running)
             swapped_in = False
             q = scheduler.waiting_head
-            while q >= 0 and budget > 0 and scheduler.num_running + scheduler.num_forks < knobs.max_num_seqs:
+            while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
                 request = requests[q]
                 after = request.next
-                forked = knobs.num_sequences > 1 and request.num_output_tokens > 0
-                lanes = request.num_sequences if forked else 1
-                if scheduler.num_running + scheduler.num_forks + request.num_sequences > knobs.max_num_seqs:
-                    break
+                if knobs.num_sequences > 1:
+                    if scheduler.num_running + scheduler.num_forks + request.num_sequences > knobs.max_num_seqs:
+                        break
+                    if request.num_output_tokens > 0:  # a group, which was swapped
+                        n = readmit_group(
+                            requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds,
+                            blocks, sequences,
+                        )  # fmt: skip
+                        if n == 0:
+                            break
+                        swapped_in = True
+                        drafts[count] = 0
+                        step[count] = q
+                        count += 1
+                        budget -= n
+                        q = after
+                        continue
                 arrived = request.num_blocks > 0  # its KV came from elsewhere
                 if (
                     knobs.enable_prefix_caching
@@ -130,9 +143,7 @@ def schedule(
                         continue
                     break
                 n = min(n, budget)
-                if n * lanes > budget:
-                    break
-                if not forked and not gate(request, scheduler, knobs, busy_hits, watermark, promised):
+                if not gate(request, scheduler, knobs, busy_hits, watermark, promised):
                     if (
                         looked_up
                         and knobs.reserve_full_isl
@@ -150,9 +161,6 @@ def schedule(
                         request, scheduler, knobs, blocks, tables, segments, computed + n, True, watermark
                     ):
                         break
-                elif forked:
-                    if not swap_in(requests, q, scheduler, knobs, blocks, sequences, watermark):
-                        break
                 elif not allocate(request, scheduler, knobs, tables, computed + n, True, watermark):
                     break
                 remove(requests, scheduler, q)
@@ -161,7 +169,8 @@ def schedule(
                 request.status = RUNNING
                 running[scheduler.num_running] = q
                 scheduler.num_running += 1
-                scheduler.num_forks += request.num_sequences - 1
+                if knobs.num_sequences > 1:
+                    scheduler.num_forks += request.num_sequences - 1
                 if request.scheduled < 0.0:
                     request.scheduled = replica.now
                     request.num_cached_tokens = computed if looked_up else 0
@@ -170,9 +179,7 @@ def schedule(
                     promised += scheduler.num_tables * (length - request.table_length)
                 if computed + n == num_tokens:
                     expected += min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
-                for _ in range(lanes):
-                    add_to_sums(sums, attention, num_kinds, computed, n)
-                scheduler.num_forked += lanes - 1
+                add_to_sums(sums, attention, num_kinds, computed, n)
                 request.last_step = replica.num_steps
                 request.prefill_end = num_tokens
                 if request.num_swapped > 0:
@@ -196,7 +203,7 @@ def schedule(
                 else:
                     step[count] = ~q
                 count += 1
-                budget -= n * lanes
+                budget -= n
                 q = after
             continue
 
@@ -265,6 +272,21 @@ def schedule(
                 (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == replica.num_steps
             ):
                 continue  # not of this phase, or scheduled in this step already
+            if knobs.num_sequences > 1 and request.num_output_tokens > 0:
+                before = replica.num_preemptions
+                n = decode_group(
+                    requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds, blocks,
+                    tables, segments, sequences,
+                )  # fmt: skip
+                preempted = preempted or replica.num_preemptions > before
+                if n < 0:
+                    break
+                if n > 0:
+                    drafts[count] = 0
+                    step[count] = q
+                    count += 1
+                    budget -= n
+                continue
             known = request.prompt_tokens + request.num_output_tokens
             if request.num_tokens > known and known + 1 >= request.max_num_tokens:
                 continue  # its last token is in flight
@@ -277,10 +299,6 @@ def schedule(
             n = min(n, budget, longest - computed)
             if n <= 0:
                 continue
-            forked = knobs.num_sequences > 1 and request.num_output_tokens > 0
-            lanes = request.num_sequences if forked else 1
-            if n * lanes > budget:
-                continue
             end = min(computed + n + knobs.lookahead, knobs.max_model_len)
             # without branches, since drafts make it hard to predict: a block is missing, or full, or may leave a window
             full = known >= (request.num_hashed_blocks + 1) * knobs.block_size
@@ -291,9 +309,6 @@ def schedule(
                     if scheduler.identified:
                         if allocate_identified(request, scheduler, knobs, blocks, tables, segments, end, False, 0):
                             break
-                    elif forked:
-                        if append_slots(requests, q, scheduler, knobs, blocks, sequences):
-                            break
                     elif allocate(request, scheduler, knobs, tables, end, False, 0):
                         break
                     victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
@@ -303,8 +318,8 @@ def schedule(
                 if victim == q:
                     break
             if n == 1 and only_full:
-                num_decodes += lanes
-                decode_keys += lanes * (computed + 1)
+                num_decodes += 1
+                decode_keys += computed + 1
             elif own == 1 and only_full:
                 num_decodes += 1
                 decode_keys += computed + n
@@ -313,9 +328,7 @@ def schedule(
             elif own == 1 and n > 1:
                 add_verification(sums, attention, num_kinds, computed, n)
             else:
-                for _ in range(lanes):
-                    add_to_sums(sums, attention, num_kinds, computed, n)
-            scheduler.num_forked += lanes - 1
+                add_to_sums(sums, attention, num_kinds, computed, n)
             request.last_step = replica.num_steps
             request.num_computed_tokens = computed + n
             verified = max(n - own, 0)
@@ -331,7 +344,7 @@ def schedule(
             else:
                 step[count] = ~q
             count += 1
-            budget -= n * lanes
+            budget -= n
         prefilled = prefilled or (phase == PREFILLS and count > 0)
         scheduler.num_verified += num_verified
         if proposed > 0:
