@@ -149,6 +149,7 @@ class Deployment:
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
             host_request_time=engine.host_request_time,
+            host_token_time=engine.host_token_time,
         )
 
     @property

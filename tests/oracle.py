@@ -74,6 +74,7 @@ class Knobs:
     host_step_time: float = 0.0
     host_sequence_time: float = 0.0
     host_request_time: float = 0.0
+    host_token_time: float = 0.0
 
 
 @dataclass(eq=False)
@@ -309,6 +310,8 @@ def price_from_step_cost(cost, draft=None) -> Price:
             if sums.num_decodes and sums.num_prefills:
                 keys = sums.decode_keys(c["window"])
                 seconds += min(c["mixed_kv"] + c["mixed_growth"] * keys, c["mixed_limit"]) * keys
+                tiles = sums.query_tiles / sums.num_prefills
+                seconds += (c["mixed_sequence"] + c["mixed_tile"] * tiles) * sums.num_decodes
             if sums.num_prefills:
                 seconds += prefill(c, sums, c["window"])
         return seconds * cost.issue_share, seconds
@@ -394,10 +397,10 @@ class Simulation:
 
     def run(self) -> Outcome:
         """The engine core's loop: keep `steps_in_flight` steps queued, otherwise wait for the oldest."""
-        self.send()
         while True:
             self.check()
             if len(self.in_flight) < self.knobs.steps_in_flight:
+                self.send(self.now)
                 while self.incoming and self.incoming[0].visible <= self.now:
                     self.waiting.append(self.incoming.pop(0))
                     self.waiting.sort(key=self.urgency)
@@ -417,14 +420,17 @@ class Simulation:
                 raise RuntimeError(f"zero progress at {self.now} s")
             elif self.incoming:
                 self.now = max(self.now, self.incoming[0].visible)
+            elif self.pending:
+                self.now = max(self.now, max(self.pending[0].arrival, self.front_end) + self.knobs.host_request_time)
             else:
                 break
         return self.outcome()
 
-    def send(self) -> None:
-        """Send every request that has a place, in order of arrival. A rejected one gives its place back at once."""
+    def send(self, now: float) -> None:
+        """Send every request that has come by now and has a place, in order of arrival. A rejected one gives its place
+        back at once."""
         limited = self.knobs.max_concurrency > 0
-        while self.pending and (self.places or not limited):
+        while self.pending and self.pending[0].arrival <= now and (self.places or not limited):
             request = self.pending.pop(0)
             request.sent = max(request.arrival, self.places[0]) if limited else request.arrival
             too_long = request.prompt_tokens >= self.knobs.max_model_len
@@ -470,7 +476,7 @@ class Simulation:
         else:
             self.go_on(prefills)
             admit()
-            if knobs.order == "prefills-first" or not [r for r, _ in self.chosen if not r.num_swapped]:
+            if not [r for r, _ in self.chosen if not r.num_swapped]:
                 decode()
         chosen = self.chosen
         for request, _ in chosen:
@@ -768,8 +774,8 @@ class Simulation:
             if self.knobs.max_concurrency:
                 self.places.append(self.now)
         found, self.given_up = bool(self.given_up), []
-        if found:
-            self.send()
+        if found and self.knobs.max_concurrency:
+            self.send(self.now)
         return found
 
     def look_up(self, request: Request) -> list[list[Block | None]] | None:
@@ -883,6 +889,13 @@ class Simulation:
         self.now = max(self.now, end)
         if self.knobs.num_sequences > 1:
             self.look()
+        if self.knobs.max_concurrency or self.knobs.host_token_time:
+            self.send(end)
+        if self.knobs.host_token_time and (tokens := sum(entry.samples for entry in entries)):
+            begin = max(self.front_end, end)
+            self.front_end = begin + tokens * self.knobs.host_token_time
+            end = (begin + self.front_end + self.knobs.host_token_time) / 2  # of all tokens, on the mean
+            self.send(end)
         for entry in entries:
             request = entry.request
             request.num_steps_in_flight -= 1
@@ -913,7 +926,7 @@ class Simulation:
                 self.release(request)
                 if self.knobs.max_concurrency:
                     self.places.append(end)
-        self.send()
+                    self.send(end)
 
     def check(self) -> None:
         knobs = self.knobs

@@ -81,7 +81,7 @@ def families(draw) -> dict:
         return {}
     clip = draw(st.sampled_from([0, 0, 3, 30]))
     return {
-        "order": draw(st.sampled_from(["running-first", "decodes-first", "prefills-only", "prefills-first"])),
+        "order": draw(st.sampled_from(["running-first", "decodes-first", "prefills-only"])),
         "reserve": draw(st.sampled_from(["first-chunk", "whole-prompt", "max-model-len", "to-completion"])),
         "admit_when_idle": draw(st.sampled_from([False, False, True])),
         "late_hits": draw(st.sampled_from(["hit", "miss", "wait"])),
@@ -139,6 +139,7 @@ def knobs(draw, exact: bool = True) -> dict:
         "host_step_time": draw(st.sampled_from([0, 0, 1, 4])) * TICK,
         "host_sequence_time": draw(st.sampled_from([0, 0, 1])) * TICK,
         "host_request_time": draw(st.sampled_from([0, 0, 1, 7])) * (TICK if exact else ODD_TICK),
+        "host_token_time": draw(st.sampled_from([0, 0, 0, 1, 3])) * TICK,
         "policy": draw(st.sampled_from(["fcfs", "fcfs", "priority", "shortest-first"])),
         **pieces,
     }

@@ -4,8 +4,11 @@ Whole layers, and steps. The profiles of these cards are calibrated on half of t
 kernels: test_calibration_kernels.py). The bounds are loose; the messages state the errors.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from oracle import Sums, price_from_step_cost
 from shared import SHARED, needs_shared
 
 from infersim.cost.operators import forward_pass
@@ -101,6 +104,26 @@ def test_attention_of_vllm(card, profile):
         prefill_pairs=(chunk * before + chunk * (chunk + 1) / 2)[only], query_tiles=np.ceil(chunk / QUERY_TILE)[only],
     )  # fmt: skip
     check(f"{card} prefill attention", time, measured[only] * 1e-6, 0.30)
+
+
+@needs_shared
+@pytest.mark.parametrize(("card", "profile"), [("RTX4090", "rtx-4090"), ("RTXPRO6000", "rtx-pro-6000")])
+def test_what_decodes_cost_beside_a_prefill(card, profile):
+    """Half of the chunk sizes were fitted (cost/mixed.py); these are the others, of the engine's own price."""
+    hardware, model = load_hardware(profile), load_model("Llama-3.1-8B")
+    engine = resolve(Engine(preset="vllm-0.19"), hardware, model.max_position_embeddings)
+    cost = compile_step_cost(model, hardware, Precision(), Parallelism(), engine)
+    alone = replace(cost, linear=np.zeros((1 << 16, cost.linear.shape[1])), head=np.zeros((513, cost.head.shape[1])))
+    price = price_from_step_cost(alone)
+    table = read_csv("vllm019_attention_us.csv", hardware=card, model="Llama-3.1-8B", tp=1)
+    columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+    rows = np.array([table[key].astype(float) for key in columns]).T
+    rows = rows[~np.isin(rows[:, 0], (0, 16, 64, 256, 1024)) & (rows[:, 2] >= 8) & (rows[:, 3] >= 256)][::7]
+    predicted = np.array(
+        [price(Sums([(b, c)] + [(k - 1, 1)] * n))[1] for c, b, n, k in rows[:, :4].astype(int).tolist()]
+    )
+    check(f"{card} decodes beside a prefill", predicted, rows[:, 4] * 1e-6 * 32, 0.3)
+    assert np.median(np.abs(predicted / (rows[:, 4] * 32e-6) - 1)) < 0.08
 
 
 @pytest.mark.parametrize(

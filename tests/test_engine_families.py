@@ -68,7 +68,7 @@ def test_the_order_within_a_step_changes_nothing_that_fits():
     """Chunks of 2 for a prompt of 12 beside a decode, in a budget of 4."""
     requests = [(0, 12, 1, 1), (0, 2, 4, 4)]
     knobs = {"max_num_batched_tokens": 4, "long_prefill_token_threshold": 2}
-    for order in ("running-first", "decodes-first", "prefills-first"):
+    for order in ("running-first", "decodes-first"):
         assert serve(requests, order=order, **knobs)["last_token"].tolist() == [6, 4]
 
 

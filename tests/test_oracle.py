@@ -189,6 +189,15 @@ def test_max_concurrency_sends_when_a_place_is_free():
     assert outcome.in_system_time == 2.5 + 2.5 + 1.5
 
 
+def test_the_api_server_takes_tokens_and_requests_one_after_another():
+    """Steps of 1 s and 0.5 s per token: two first tokens, known at 1 s, are sent at 1.5 and 2 s, on the mean at 1.75 s.
+    The request that comes at 1.25 s waits for them, and its token for the two that are known when it starts."""
+    outcome = simulate(
+        [request(0, 1, 2), request(0, 1, 2), request(1.25, 1, 1)], SMALL | {"host_token_time": 0.5}, a_second
+    )
+    assert [r.token_times for r in outcome.records] == [[1.75, 2.75], [1.75, 2.75], [3.5]]
+
+
 def test_rejections():
     requests = [request(0.0, 16, 1), request(0.0, 10, 2, max_tokens=7), request(0.0, 10, 6), request(0.0, 15, 1)]
     records = simulate(requests, SMALL, a_second).records
@@ -252,15 +261,16 @@ def test_price_from_step_cost():
 def test_what_holds_in_any_scenario(scenario):
     """Beyond what the oracle asserts on the way: tokens are computed once or cached, first come is first served."""
     price = price_from_step_cost(scenario.cost, scenario.draft)
-    outcome = simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps)
+    outcome = simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps, scenario.parent)
     completed = [r for r in outcome.records if r.status == COMPLETED]
-    computed = {r.index: 0 for r in completed}
+    computed = {r.index: 0 for r in outcome.records}
     for _, step in outcome.steps:
         assert len({index for index, _ in step}) == len(step) <= scenario.knobs["max_num_seqs"]
         for index, n in step:
             computed[index] += n
     for record in completed:
-        needed = record.prompt_tokens + record.outputs - 1 - record.num_cached_tokens
+        sequences = record.stop_tokens or [record.outputs] * scenario.knobs.get("num_sequences", 1)
+        needed = record.prompt_tokens - record.num_cached_tokens + sum(stop - 1 for stop in sequences)
         wasted = computed[record.index] - needed
         foreseen = not scenario.knobs["async_scheduling"] or record.outputs == record.max_tokens
         cut = scenario.knobs.get("jump_tokens", 0)  # what a grammar decides at the end is not computed

@@ -37,6 +37,23 @@ def half_width(values: np.ndarray, batches: int = 30) -> float:
     return 4 * means.std(ddof=1) / np.sqrt(batches)
 
 
+@pytest.mark.parametrize("max_concurrency", [8, 64])
+def test_the_slowest_server_of_a_closed_loop_sets_its_throughput(max_concurrency):
+    """Two servers in turn: steps, of any batch, and the API server, one token after another."""
+    tokens, token_time = 50, 2e-3
+    knobs = make_knobs(
+        block_size=16, num_gpu_blocks=100_000, max_num_seqs=64, max_num_batched_tokens=64, max_model_len=65536,
+        max_concurrency=max_concurrency, host_token_time=token_time,
+    )  # fmt: skip
+    fleet = Fleet([ReplicaSpec(knobs, flat_cost(64))])
+    n = 40 * max_concurrency
+    fleet.submit(0, np.zeros(n), 1, np.full(n, tokens), np.full(n, tokens))
+    fleet.advance()
+    throughput = n * tokens / fleet.requests["last_token"].max()
+    assert throughput <= min(max_concurrency / STEP, 1 / token_time)
+    assert throughput == pytest.approx(min(max_concurrency / STEP, 1 / token_time), rel=0.1)
+
+
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_and_equal_requests_is_m_d_1(load):
     """Mean wait of M/D/1: rho s / (2 (1 - rho)) (Pollaczek-Khinchine with no variance)."""

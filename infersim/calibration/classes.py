@@ -74,8 +74,15 @@ MATRICES = {
     "int4": (0.5 + 2 / 128, 2.0, "bf16", 0.0),
     "nvfp4": (0.5 + 1 / 16, 0.5 + 1 / 16, "fp4", 2.5 + 1 / 16),
     "mxfp4": (0.5 + 1 / 32, 2.0, "bf16", 0.0),
+    "mxfp4 x mxfp8": (0.5 + 1 / 32, 1.0 + 1 / 32, "fp8", 3.0),
 }
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+
+
+def matrix_format(hardware: Hardware, dtype: str) -> tuple[float, float, str, float]:
+    """The row of MATRICES that a device multiplies a format by: those with FP4 arithmetic give MXFP4 weights MXFP8
+    inputs (cost/formats.py)."""
+    return MATRICES["mxfp4 x mxfp8" if dtype == "mxfp4" and "fp4" in hardware.flops else dtype]
 
 
 def peak(hardware: Hardware, dtype: str) -> float:
@@ -85,13 +92,13 @@ def peak(hardware: Hardware, dtype: str) -> float:
 
 def _gemm_work(hardware: Hardware, rows: Rows) -> Work:
     m, n, k = (rows.columns[name] for name in "mnk")
-    weight, activation, dtype, _ = MATRICES[rows.dtype]
+    weight, activation, dtype, _ = matrix_format(hardware, rows.dtype)
     return Work(n * k * weight + m * (k * activation + n * 2.0), 2.0 * m * n * k / peak(hardware, dtype))
 
 
 def _gemm_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> np.ndarray:
     m, n, k = (rows.columns[name] for name in "mnk")
-    _, _, dtype, moved = MATRICES[rows.dtype]
+    _, _, dtype, moved = matrix_format(hardware, rows.dtype)
     memory = _gemm_work(hardware, rows).bytes / (shares.bandwidth * hardware.memory_bandwidth)
     compute = gemm_compute(shares, hardware, peak(hardware, dtype), m, n, k)
     serial = quantization(shares, hardware, m, k, moved)
@@ -137,14 +144,14 @@ def _attention_coordinates(phase: str) -> Callable[[Hardware, Rows], dict[str, n
 def _experts_floor(hardware: Hardware, rows: Rows) -> Work:
     """Weights alone, and the FLOPs of real tokens."""
     c = rows.columns
-    weight, _, dtype, _ = MATRICES[rows.dtype]
+    weight, _, dtype, _ = matrix_format(hardware, rows.dtype)
     matrices = 3.0 * c["hidden"] * c["inter"]
     return Work(c["touched"] * matrices * weight, 2.0 * c["routed"] * matrices / peak(hardware, dtype))
 
 
 def _experts_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) -> np.ndarray:
     c = rows.columns
-    weight, activation, dtype, moved = MATRICES[rows.dtype]
+    weight, activation, dtype, moved = matrix_format(hardware, rows.dtype)
     hidden, inter, computed = c["hidden"], c["inter"], filled(c["routed"], c["touched"])
     quantised = activation if moved else 0.0
     per_token = (hidden + inter) * (2.0 + 2.0 * quantised) + (2.0 * inter + 2.0 * hidden) * 2.0

@@ -32,7 +32,7 @@ SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "h100_sxm": "h10
            "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000", "RTX4090": "rtx-4090",
            "RTXPRO6000": "rtx-pro-6000"}  # fmt: skip
 FORMATS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "sq": "int8", "int4_wo": "int4",
-           "w4a16_mxfp4": "mxfp4"}  # fmt: skip
+           "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}  # fmt: skip
 CACHED = 1.2
 """rows whose working set is below this many times the L2 cache were, or may have been, read from it"""
 NEGLIGIBLE = 0.05
@@ -110,6 +110,9 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
         frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
     if "kernel_source" in frame:
         frame = frame[~frame.kernel_source.astype(str).str.contains(NOT_DEFAULT)]
+    if "moe_dtype" in frame:  # MXFP4 weights meet the inputs that cost/formats.py says
+        other = "w4a16_mxfp4" if "fp4" in hardware.flops else "w4a8_mxfp4_mxfp8"
+        frame = frame[frame.moe_dtype.astype(str) != other]
     if frame.empty:
         return
     # products of 32-bit integers would overflow

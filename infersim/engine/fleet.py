@@ -117,6 +117,7 @@ class Fleet:
         self._make_blocks(ranks)
         self._load_prices(replicas)
         self._specs = replicas
+        self._slowed: dict[tuple[int, float], dict[str, int]] = {}  # (spec, factor) -> where its tables begin
         self._load_speculation(replicas, acceptance)
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
@@ -477,24 +478,32 @@ class Fleet:
 
     def slow_down(self, replica: int, factor: float) -> None:
         """From now on the replica's steps take `factor` times the seconds of its ReplicaSpec, drafts included."""
-        cost, draft = self._specs[replica].cost, self._specs[replica].draft
+        spec = self._specs[replica]
+        starts = self._slowed.get((id(spec), factor))
+        if starts is None:
+            starts = self._slowed[id(spec), factor] = self._append_tables(spec, factor)
+        for name, start in starts.items():
+            self.prices[name][replica] = start
+        self.attention[replica, : len(spec.cost.attention)] = _scaled(spec.cost.attention, factor)
+        if spec.draft is not None:
+            self.draft_attention[replica, : len(spec.draft.attention)] = _scaled(self._by_kind(spec), factor)
+        self._moved()
+
+    def _append_tables(self, spec: ReplicaSpec, factor: float) -> dict[str, int]:
+        """Add a spec's tables of seconds, times `factor`, to those in use; where each begins."""
+        cost, draft = spec.cost, spec.draft
         tables = {"linear": cost.linear, "head": cost.head, "shared": cost.shared}
         for name in ("first", "once", "following") if draft is not None else ():
             tables[f"draft_{name}"] = np.zeros((len(getattr(draft, name)), len(state.RESOURCES)))
             tables[f"draft_{name}"][:, state.DRAFT] = getattr(draft, name)
         tables = {name: table * factor for name, table in tables.items() if table is not None}
         starts = len(self.table) + np.cumsum([0, *map(len, tables.values())])
-        for name, start in zip(tables, starts[:-1], strict=True):
-            self.prices[name][replica] = start
         parts = np.concatenate(list(tables.values()))
         self.table = np.concatenate([self.table, parts.sum(axis=1)])
         self.busy_by_resource = np.concatenate([self.busy_by_resource, parts * cost.issue_share])
         self.steps_priced = np.concatenate([self.steps_priced, np.zeros(len(parts), "i8")])
-        self.attention[replica, : len(cost.attention)] = _scaled(cost.attention, factor)
-        if draft is not None:
-            self.draft_attention[replica, : len(draft.attention)] = _scaled(self._by_kind(self._specs[replica]), factor)
         self.call["table_size"] = len(self.table)
-        self._moved()
+        return dict(zip(tables, starts.tolist(), strict=False))
 
     def _command(self, command: int, row: int, time: float) -> int:
         call = self.call[0]

@@ -85,19 +85,19 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
             log_event(call, events, replica, q, r, TURNED_AWAY)
         else:
             count_outstanding(replica, 1, request.sent)
+            replica.front_end = max(request.sent, replica.front_end) + knobs.host_request_time
+            request.visible = replica.front_end
 
 
 @compiled
 def join(requests, replica, schedulers, knobs):
-    """Requests that the API server, one after another, is done with by now enter the waiting queue of their rank."""
+    """Requests that the API server is done with by now enter the waiting queue of their rank."""
     while replica.pending_head != replica.unsent_head:
         q = replica.pending_head
         request = requests[q]
         if request.status == PENDING:
-            visible = max(request.sent, replica.front_end) + knobs.host_request_time
-            if visible > replica.now:
+            if request.visible > replica.now:
                 return
-            replica.front_end = visible
             request.status = WAITING
         replica.pending_head = request.next
         if replica.pending_head < 0:
@@ -140,6 +140,7 @@ def attention_time(sums, attention, num_kinds, split):
         s = sums[kind]
         if s.num_decodes > 0 and s.prefill_tokens > 0:
             mixed = min(row.mixed_kv + row.mixed_growth * s.decode_keys, row.mixed_limit) * s.decode_keys
+            mixed += (row.mixed_sequence + row.mixed_tile * s.query_tiles / s.num_prefills) * s.num_decodes
             split[KV] += mixed
             total += mixed
         if s.num_decodes > 0:
@@ -163,6 +164,7 @@ def attention_time(sums, attention, num_kinds, split):
             s.prefill_keys = 0
             s.prefill_pairs = 0
             s.query_tiles = 0
+            s.num_prefills = 0
     return total
 
 
@@ -307,6 +309,20 @@ def drop_finished(requests, scheduler, running):
     scheduler.num_running = kept
 
 
+@compiled
+def deliver(a, r, slot, end):
+    """When clients have the tokens of the step that ended, on the mean of all: the API server sends one after another,
+    in turn with the requests that it takes."""
+    knobs, replica = a.knobs[r], a.replicas[r]
+    tokens = 0
+    for rank in range(r * a.call[0].ranks, (r + 1) * a.call[0].ranks):
+        for i in range(a.counts[rank, slot]):
+            tokens += 1 if a.steps[rank, slot, i] >= 0 else 0
+    begin = max(replica.front_end, end)
+    replica.front_end = begin + tokens * knobs.host_token_time
+    return begin + (tokens + 1) * 0.5 * knobs.host_token_time if tokens > 0 else end
+
+
 @inlined
 def end_step(a, r):
     """Process the outputs of the oldest step in flight, whose tokens are known when it ends."""
@@ -316,7 +332,10 @@ def end_step(a, r):
     replica.oldest_step = slot + 1 if slot + 1 < knobs.steps_in_flight else 0
     replica.in_flight -= 1
     replica.blocked = 0
-    if knobs.max_concurrency > 0:
+    if knobs.max_concurrency > 0 or knobs.host_token_time > 0.0:
+        send(requests, replica, knobs, call, a.events, r, end, 0.0)
+    if knobs.host_token_time > 0.0:
+        end = deliver(a, r, slot, end)
         send(requests, replica, knobs, call, a.events, r, end, 0.0)
     num_drafts, num_drafts_accepted = 0, 0
     regular_gaps = 0  # of sequences that also had a token in the step before: all the same
@@ -432,8 +451,9 @@ def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     q = replica.pending_head
     if q < 0:
         return INFINITY
-    sent = requests[q].arrival if q == replica.unsent_head else requests[q].sent
-    return max(replica.now, max(sent, replica.front_end) + knobs.host_request_time)
+    if q == replica.unsent_head:
+        return max(replica.now, max(requests[q].arrival, replica.front_end) + knobs.host_request_time)
+    return max(replica.now, requests[q].visible)
 
 
 @inlined

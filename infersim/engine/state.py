@@ -47,7 +47,6 @@ ORDERS = {
     "running-first": EVERYTHING | ADMIT << 3,  # running requests in order of admission, then waiting ones
     "decodes-first": DECODES | PREFILLS << 3 | ADMIT << 6,
     "prefills-only": PREFILLS | ADMIT << 3 | DECODES_IF_NO_PREFILL << 6,  # a step with a prefill has no decodes
-    "prefills-first": PREFILLS | ADMIT << 3 | DECODES << 6,
 }
 # What a request is given at admission: the blocks of its first chunk, of its whole prompt, of max_model_len; or those
 # of its first chunk, if there is room for prompt + max_tokens of all that run.
@@ -115,6 +114,7 @@ REQUEST = np.dtype(
         ("num_swapped", "i4"),  # KV blocks of it in the CPU's memory
         ("arrival", "f8"),
         ("sent", "f8"),  # when the client sent it: at its arrival, or later under max_concurrency
+        ("visible", "f8"),  # when the API server is done with it: it takes one after another
         ("scheduled", "f8"),  # first time it entered a step
         ("first_token", "f8"),
         ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled
@@ -167,7 +167,8 @@ CORRECTION = (7, 7)
 # decode  = (fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)) * correction
 # prefill = (fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + query*tokens + tile*query_tiles,
 #            softness)) * correction
-# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys
+# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys, and
+# mixed_sequence + mixed_tile * (query_tiles of its mean prefill) for each decode
 # smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
 # correction = exp of what the grid says at (log2 of sequences or tokens, log2 of keys or pairs per one of them), linear
 # between its knots, constant beyond; axes: first knot of the one, knots per unit of it, and the same of the other.
@@ -193,6 +194,8 @@ ATTENTION_PRICE = np.dtype(
         ("mixed_kv", "f8"),  # s per visible decode key more if the step also prefills ...
         ("mixed_growth", "f8"),  # and further s per key for each key that the decodes see ...
         ("mixed_limit", "f8"),  # up to so many s per key
+        ("mixed_sequence", "f8"),  # s per decode more ...
+        ("mixed_tile", "f8"),  # ... and further s for each query tile of a prefill beside it
     ],
     align=True,
 )
@@ -240,6 +243,7 @@ KNOBS = np.dtype(
         ("host_step_time", "f8"),
         ("host_sequence_time", "f8"),
         ("host_request_time", "f8"),
+        ("host_token_time", "f8"),
     ],
     align=True,
 )
@@ -348,6 +352,7 @@ SUMS = np.dtype(
         ("prefill_keys", "i8"),
         ("prefill_pairs", "i8"),
         ("query_tiles", "i8"),
+        ("num_prefills", "i8"),
     ],
     align=True,
 )

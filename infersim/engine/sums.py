@@ -46,3 +46,4 @@ def add_to_sums(sums, attention, num_kinds, start, n):
             row.prefill_keys += keys
             row.prefill_tokens += n
             row.query_tiles += (n + QUERY_TILE - 1) // QUERY_TILE
+            row.num_prefills += 1

@@ -265,7 +265,7 @@ class Work:
         if not r["num_preemptions"].any():
             return 0.0
         came = r[(r["status"] == COMPLETED) & (r["scheduled"] >= 0)]
-        admission = float((came["scheduled"] - came["sent"] - self.result.engine.host_request_time).sum())
+        admission = float((came["scheduled"] - came["visible"]).sum())
         return max(0.0, self.result.waiting_time - admission)
 
 

@@ -48,7 +48,7 @@ class EnginePreset:
     """which of the differences between 0.11 and 0.33 this version has, and since when"""
     order: str = "running-first"
     """what a step is made of: running-first (in order of admission, then waiting ones), decodes-first, prefills-only (a
-    step with a prefill has no decodes), prefills-first (it has those that still fit)"""
+    step with a prefill has no decodes)"""
     chunked_order: str | None = None
     """the order under chunked prefill, if that is another"""
     reserve: str = "first-chunk"
@@ -96,6 +96,8 @@ class EnginePreset:
     """CPU seconds of the engine core per sequence in a step"""
     host_request_time: float = 2e-3
     """CPU seconds of the API server per request before the scheduler sees it; it takes one after another"""
+    host_token_time: float = 0.0
+    """seconds of the API server per token that it streams; it takes them, too, one after another"""
     worker_step_time: float = 0.0
     """seconds per step in which the device waits for its worker even under async scheduling (inputs, sampling)"""
     worker_sequence_time: float = 0.0
@@ -305,8 +307,8 @@ PRESETS: dict[str, EnginePreset] = {
             notes="prefills first and alone, in chunks; admission by expected tokens; radix cache of single tokens,"
             " least recently used ends evicted first, by token rather than by node. max_num_batched_tokens is its"
             " chunked-prefill-size, block_size its page-size, max_num_seqs its max-running-requests, order"
-            " prefills-first its enable-mixed-chunk. gpu_memory_utilization near what mem-fraction-static and the"
-            " memory outside it add up to",
+            " decodes-first its enable-mixed-chunk (PrefillAdder takes running requests off its budget)."
+            " gpu_memory_utilization near what mem-fraction-static and the memory outside it add up to",
             **(PLAIN | OVERLAPPED),
         ),
         EnginePreset(
@@ -387,6 +389,8 @@ class Engine(Description):
     """CPU time of the engine core per sequence in a step"""
     host_request_time: HostTime | None = None
     """CPU time of the API server per request, one after another"""
+    host_token_time: HostTime | None = None
+    """CPU time of the API server per token that it streams, one after another, in turn with requests"""
     worker_step_time: Seconds | None = None
     """time per step in which the device waits for its worker even under async scheduling"""
     worker_sequence_time: Seconds | None = None
@@ -444,6 +448,7 @@ class ResolvedEngine:
     host_step_time: float
     host_sequence_time: float
     host_request_time: float
+    host_token_time: float
     worker_step_time: float
     worker_sequence_time: float
     eager_launch_time: float
@@ -458,7 +463,8 @@ class ResolvedEngine:
 SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "allocator", "reserve",
              "preemption_mode", "swap_space", "scheduling_policy", "block_size", "gpu_memory_utilization",
              "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching",
-             "host_step_time", "host_sequence_time", "host_request_time", "worker_step_time",
+             "host_step_time", "host_sequence_time", "host_request_time", "host_token_time",
+             "worker_step_time",
              "worker_sequence_time", "eager_launch_time", "enforce_eager", "fuse_norm_quant",
              "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
@@ -548,7 +554,7 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
     if engine.enable_mixed_chunk:
         if not preset.retracts:
             problems.append(f"engine.enable_mixed_chunk: only sglang presets have it; remove it for {preset.name}")
-        knobs["order"], origin["order"] = "prefills-first", "user"
+        knobs["order"], origin["order"] = "decodes-first", "user"
     if knobs["max_model_len"] > model_max_len:
         problems.append(
             f"engine.max_model_len: {knobs['max_model_len']} is longer than the model's {model_max_len} tokens;"

@@ -3,7 +3,8 @@
 InferenceX's are SemiAnalysisAI/InferenceX, benchmarks/*.sh and benchmarks/single_node/*.sh (2025-10 to 2026-04), one
 script per model, precision, device and engine: `vllm serve`, `trtllm-serve` and `sglang.launch_server` with flags, then
 10 prompts per client whose lengths are uniform between 0.8 and 1 of the nominal ones, prefix caching off. The others
-are ai-dynamo/aiconfigurator's, src/aiconfigurator/eval: genai-perf, 10 requests per client of equal lengths.
+are ai-dynamo/aiconfigurator's own (src/aiconfigurator): its generator's rules and templates start engines as workers of
+Dynamo, and genai-perf or aiperf send 10 requests per client of equal lengths.
 """
 
 from dataclasses import dataclass, field
@@ -17,26 +18,55 @@ class Recipe:
     """What differs from the engine's defaults.
 
     engine: keys of the scenario's engine; kv_cache: format; held: decode steps that a new request's first token waits
-    for, on the mean, before the scheduler lets it in or the server sends it, and why.
+    for, on the mean, before the scheduler lets it in or the server sends it, and why; prompts: different ones that
+    clients send again and again, 0 for as many as requests; quantised: as the row says, not as the checkpoint is.
     """
 
     engine: dict = field(default_factory=dict)
     kv_cache: str = "bf16"
     varied: bool = True
     held: float = 0.0
+    prompts: int = 0
+    quantised: bool = True
 
 
-def recipe(row) -> Recipe:
-    """The recipe of one row."""
+def recipe(row, clients: int) -> Recipe:
+    """The recipe of one row, which so many clients made."""
     if "aic-auto-gap" in row.silicon_data_source or "gap-analysis" in row.silicon_data_source:
-        fp8 = (row.precision in ("fp8", "fp4") and row.backend == "trtllm") or row.model_path.startswith("nvidia/")
-        # no temperature is sent: vLLM then samples as generation_config.json says, top-k and top-p of sorted logits
-        sampled = {"worker_sequence_time": SORT * VOCABULARY} if row.backend == "vllm" else {}
-        # _torch/models/modeling_qwen3.py: norms, quantisation and sums of TensorRT-LLM's Qwen3 are kernels of their own
-        plain = {"fuse_norm_quant": False, "fuse_allreduce_rms": False}
-        engine = plain if row.backend == "trtllm" and row.fam == "Qwen3-32B" else sampled
-        return Recipe(engine, kv_cache="fp8" if fp8 else "bf16", varied=False)
+        return _aiconfigurator(row, clients)
     return {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}[row.backend](row)
+
+
+def _aiconfigurator(row, clients: int) -> Recipe:
+    fp8 = (row.precision in ("fp8", "fp4") and row.backend == "trtllm") or row.model_path.startswith("nvidia/")
+    engine, prompts, quantised = {}, 0, True
+    if "aic-auto-gap" in row.silicon_data_source:
+        # generator/rule_plugin: trtllm.rule and vllm.rule (max_num_tokens), sglang.rule (max_prefill_tokens)
+        tokens = int(row.isl) + 1500
+        engine["max_num_batched_tokens"] = min(8192, tokens) if row.backend == "sglang" else max(512, clients) + tokens
+        engine["host_token_time"] = WORKER_TOKEN[row.backend]
+        if row.system == "h200_sxm":
+            # sglang.rule asks for mixed chunks; the template for 0.5.1.post1 misspells the flag
+            engine |= {"enable_mixed_chunk": True} if row.backend == "sglang" else {}
+            prompts = AIPERF_PROMPTS if row.backend == "vllm" else 0
+        # no template passes a quantisation: SGLang serves what the checkpoint holds
+        quantised = row.backend != "sglang" or "FP8" in row.model_path
+    if row.backend == "vllm":
+        # no temperature is sent: vLLM then samples as generation_config.json says, top-k and top-p of sorted logits
+        engine["worker_sequence_time"] = SORT * VOCABULARY
+    if row.backend == "trtllm" and row.fam == "Qwen3-32B":
+        # _torch/models/modeling_qwen3.py: norms, quantisation and sums are kernels of their own
+        engine |= {"fuse_norm_quant": False, "fuse_allreduce_rms": False}
+    return Recipe(engine, "fp8" if fp8 else "bf16", varied=False, prompts=prompts, quantised=quantised)
+
+
+WORKER_TOKEN = {"trtllm": 110e-6, "vllm": 110e-6, "sglang": 51e-6}
+"""seconds per token of a worker of Dynamo, which crosses Python's global lock once per token, so that throughput is
+flat at any concurrency (ai-dynamo/dynamo pull requests 10609, 10370, 7910); the values are what these rows level off
+at: 9,300 (TensorRT-LLM), 9,000 (vLLM) and 19,600 tokens/s (SGLang, which joins tokens that wait)"""
+AIPERF_PROMPTS = 100
+"""aiperf's default number of dataset entries, which generator/config/backend_templates/benchmark leaves as it is; vLLM
+finds them in its prefix cache, which the templates leave on"""
 
 
 def _trtllm(row) -> Recipe:
