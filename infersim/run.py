@@ -134,7 +134,6 @@ def _simulate(
     save_detailed: bool,
 ) -> Result:
     load = scenario.workload
-    k = kinds[0][0].num_sequences
     which = pools_of(requests, [site for _, site in sites])
     shortest = _shortest(kinds, [site.model for _, site in sites])
     longest = np.array([deployment.engine.max_model_len for deployment in shortest])[which]
@@ -148,11 +147,12 @@ def _simulate(
         acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
         seed=seed,
     )
-    samples = k if load.n > 1 else 1  # of a group: a row of the fleet stands for so many requests
     sent, asked, stop_tokens = requests, max_tokens, None
-    if samples > 1:
-        outputs, limits = (column.reshape(-1, k) for column in (requests.output_tokens, max_tokens))
-        sent = replace(requests.keep(np.arange(len(requests)) % k == 0), output_tokens=outputs.max(axis=1))
+    grouped = requests.samples > 1 and fleet.num_sequences > 1  # a row of the fleet stands for a prompt's samples
+    if grouped:
+        outputs, limits = (column.reshape(-1, requests.samples) for column in (requests.output_tokens, max_tokens))
+        first = np.arange(len(requests)) % requests.samples == 0
+        sent = replace(requests.keep(first), output_tokens=outputs.max(axis=1), samples=1)
         asked, stop_tokens = limits.max(axis=1), np.minimum(outputs, limits)
     tenants = np.array([tenant.priority for tenant in (load.tenants or {}).values()])
     clients = Clients(
@@ -165,7 +165,7 @@ def _simulate(
         stop_tokens,
     )
     served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress)
-    if samples > 1:
+    if grouped:
         served = _each_sample(served, fleet, requests.output_tokens, max_tokens)
     return _result(scenario, kinds, fleet, served, requests, seed)
 
