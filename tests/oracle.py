@@ -578,9 +578,11 @@ class Simulation:
             watermark = knobs.watermark_blocks if self.running else 0
             if request.sequences:
                 needed = request.num_swapped + len(request.sequences)
+                if len(request.sequences) > self.budget:
+                    break
                 if needed > len(self.pool.blocks):
                     self.give_up(request, GROUP_TOO_LARGE)
-                if request.reason or len(request.sequences) > self.budget or needed + watermark > len(self.pool.free):
+                if request.reason or needed + watermark > len(self.pool.free):
                     break
                 self.running.append(self.waiting.pop(position))
                 self.swap_in(request)

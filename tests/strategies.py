@@ -292,12 +292,16 @@ def grouped(draw, knobs: dict, rows: list[dict], exact: bool) -> list[dict]:
         "kv_multiplicity": (1,),
         "retracts": False,
         "clip_max_new_tokens": 0,
+        "order": draw(st.sampled_from(["running-first", "running-first", "prefills-only"])),
         "reserve": draw(st.sampled_from(["first-chunk", "whole-prompt"])),
         "allocator": "paged",
     }
     whole = -(-knobs["max_model_len"] // knobs["block_size"])
     knobs["num_gpu_blocks"] = 1 + whole + draw(st.sampled_from([0, 1, k, 2 * k, k * whole]))
-    knobs["max_num_batched_tokens"] = max(knobs["max_num_batched_tokens"], knobs["max_num_seqs"])
+    budget = knobs["max_num_batched_tokens"]
+    if knobs["chunked_prefill"] and draw(st.booleans()):  # a prompt beside a group may leave too little for it
+        budget = 0
+    knobs["max_num_batched_tokens"] = max(budget, knobs["max_num_seqs"])
     if knobs["beam_turnover"] > 0:
         return rows
     result = []
@@ -309,11 +313,12 @@ def grouped(draw, knobs: dict, rows: list[dict], exact: bool) -> list[dict]:
 
 
 @st.composite
-def scenarios(draw, exact: bool = True, may_speculate: bool = True, may_fork: bool = True) -> Scenario:
-    """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
+def scenarios(draw, exact: bool = True, may_speculate: bool = True, forks: bool | None = None) -> Scenario:
+    """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9. forks: requests are groups of
+    sequences, None: sometimes."""
     k = draw(knobs(exact))
     rows = draw(requests(k["max_model_len"], exact))
-    if may_fork and draw(st.sampled_from([False, False, True])):
+    if forks or (forks is None and draw(st.integers(0, 5)) == 5):
         rows = draw(grouped(k, rows, exact))
         return Scenario(rows, k, draw(step_costs(k["max_num_batched_tokens"], k["max_num_seqs"], exact)))
     speculates = may_speculate and draw(st.booleans()) and (k["enable_prefix_caching"] or k["kv_window"] == (0,))

@@ -129,6 +129,14 @@ def test_decides_as_the_oracle(scenario):
     assert_agree(run(scenario), expected, exact=True)
 
 
+@settings(max_examples=300, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=True, forks=True))
+def test_groups_decide_as_the_oracle(scenario):
+    """Several sequences of each request."""
+    expected = expected_of(scenario)
+    assert_agree(run(scenario), expected, exact=True)
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 @given(scenarios(exact=False))
 def test_times_agree_to_1e_9(scenario):
@@ -160,7 +168,7 @@ def test_where_it_is_stopped_changes_nothing(scenario, data):
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-@given(*2 * [scenarios(exact=True, may_speculate=False, may_fork=False)])
+@given(*2 * [scenarios(exact=True, may_speculate=False, forks=False)])
 def test_replicas_do_not_disturb_each_other(one, other):
     """Two replicas of a fleet run as each would alone, one after another or in turns."""
     for mask in (0, state.FINISHED):

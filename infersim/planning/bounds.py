@@ -103,7 +103,8 @@ def _rate(deployment: Deployment, operators: list[Operator], lengths: Lengths) -
 
     That time is its FLOPs at peak, or its bytes at peak bandwidth: its keys once per token, and its share of the
     weights that every step reads: a step holds at most max_num_seqs sequences, and keys of at most what the KV cache
-    holds. Text that others may have computed counts nothing, and then keys may be held once and read often. Experts count no bytes, since a step may touch few.
+    holds. Text that others may have computed counts nothing, and then keys may be held once and read often. Experts
+    count no bytes, since a step may touch few.
     """
     hardware, engine, memory, parallelism = (
         deployment.hardware,
