@@ -113,11 +113,11 @@ def assert_groups_agree(fleet: Fleet, expected: oracle.Outcome, tolerance: float
     assert replica["shared_time"] == pytest.approx(expected.saved_time, rel=1e-9, abs=1e-12)
     assert replica["num_block_copies"] == expected.block_copies
     assert not any(scheduler[name] for name in ("num_forks", "num_given_up"))
-    free, node = set(), scheduler["free_node"]
+    free, node = set(), scheduler["free_tree_block"]
     while node:
         free.add(int(node))
         node = fleet.blocks[0, node]["next"]
-    assert len(free) == scheduler["num_used_nodes"]
+    assert len(free) == scheduler["num_tree_blocks"]
     assert not fleet.blocks[0, : len(free) + 1]["references"].any()
 
 

@@ -469,7 +469,7 @@ class Fleet:
         ranks = int(self.call["ranks"][0])
         mine = slice(replica * ranks, (replica + 1) * ranks)
         self.blocks[mine] = 0  # the prefix cache, or the trees of groups
-        self.schedulers["free_node"][mine] = self.schedulers["num_used_nodes"][mine] = 0
+        self.schedulers["free_tree_block"][mine] = self.schedulers["num_tree_blocks"][mine] = 0
         self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
         row["in_flight"] = row["blocked"] = 0

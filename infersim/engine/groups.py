@@ -22,12 +22,12 @@ from .state import COMPLETED, GROUP_TOO_LARGE, SWAP_SPACE_FULL
 @compiled
 def new_block(scheduler, blocks, before):
     """A block behind `before`, to which one sequence refers."""
-    b = scheduler.free_node
+    b = scheduler.free_tree_block
     if b > 0:
-        scheduler.free_node = blocks[b].next
+        scheduler.free_tree_block = blocks[b].next
     else:
-        scheduler.num_used_nodes += 1
-        b = scheduler.num_used_nodes
+        scheduler.num_tree_blocks += 1
+        b = scheduler.num_tree_blocks
     blocks[b].prev = before
     blocks[b].references = 1
     return b
@@ -41,8 +41,8 @@ def drop(scheduler, blocks, b):
         blocks[b].references -= 1
         if blocks[b].references > 0:
             break
-        blocks[b].next = scheduler.free_node
-        scheduler.free_node = b
+        blocks[b].next = scheduler.free_tree_block
+        scheduler.free_tree_block = b
         freed += 1
         b = blocks[b].prev
     return freed

@@ -330,8 +330,8 @@ SCHEDULER = np.dtype(
         ("num_forks", "i4"),  # sequences beyond one of each running request
         ("num_forked", "i4"),  # and of each entry of the step being made
         ("num_given_up", "i4"),  # waiting requests that are to be rejected
-        ("free_node", "i4"),  # first free block of the trees that was used before, or 0
-        ("num_used_nodes", "i4"),  # blocks of trees that were ever used
+        ("free_tree_block", "i4"),  # of the trees of groups: the first free row that was used before, or 0
+        ("num_tree_blocks", "i4"),  # rows that were ever used by them
         ("num_shared", "i4"),  # blocks saved: holders of each block beyond its first
         ("num_pieces", "i4"),  # of memory given out, where it is given out in pieces
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
