@@ -135,7 +135,8 @@ class Deployment:
             long_prefill_needs_contention=engine.long_prefill_needs_contention,
             reserve_full_isl=engine.reserve_full_isl,
             async_scheduling=engine.async_scheduling,
-            enable_prefix_caching=engine.enable_prefix_caching,
+            enable_prefix_caching=engine.enable_prefix_caching and engine.prefix_cache == "blocks",
+            radix=engine.enable_prefix_caching and engine.prefix_cache == "radix",
             **{name: getattr(engine, name) for name in FAMILY},
             jump_tokens=engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0,
             jump_chance=self._jump_chance,
@@ -145,6 +146,7 @@ class Deployment:
             num_sequences=self.num_sequences,
             beam_turnover=self.beam_turnover,
             copy_block_time=self._copy_block_time if self.num_sequences > 1 else 0.0,
+            **self._tiers,
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
@@ -170,6 +172,22 @@ class Deployment:
         return 2 * self.memory.block_bytes / (copied.bandwidth * self.hardware.memory_bandwidth)
 
     @property
+    def _tiers(self) -> dict[str, list[float]]:
+        """Knobs of the tiers below the GPU: each GPU has its share of them and its own PCIe link, one disk is read for
+        all of them."""
+        engine, size = self.engine, self.memory.block_bytes
+        if engine.kv_offloading_size == 0:
+            return {}
+        gpus = self.parallelism.num_gpus // self.parallelism.attention_data
+        room = (engine.kv_offloading_size, engine.kv_offloading_disk_size)
+        disk = size * gpus / engine.kv_offloading_disk_bandwidth if engine.kv_offloading_disk_bandwidth else 0.0
+        return {
+            "tier_blocks": [min(int(each / (size * gpus)), MAX_TIER_BLOCKS) for each in room],
+            "tier_latency": [engine.kv_offloading_latency, engine.kv_offloading_disk_latency],
+            "tier_block_time": [size / self.hardware.pcie_bandwidth, disk],
+        }
+
+    @property
     def _lookahead(self) -> int:
         """Tokens for which a running sequence takes blocks beyond those of its step: drafters with keys write there."""
         spec = self.speculation
@@ -186,6 +204,7 @@ class EncoderDeployment(Deployment):
         return replace(cost, head=np.zeros_like(cost.head), attention=attention)
 
 
+MAX_TIER_BLOCKS = 2**29  # the compiled engine's integers count the blocks of all tiers together
 GOODPUT_CONTEXT = 1024  # tokens of context at which drafts by goodput are chosen
 
 
@@ -216,6 +235,10 @@ def deploy(
     if resolved.enable_prefix_caching and any(group.window == 1 for group in memory.kv_groups):
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
+    if resolved.prefix_cache == "radix":
+        resolved = _without_tree(resolved, memory)
+    if any(group.window for group in memory.kv_groups):
+        _refuse_copies_of_windows(resolved)
     if speculation is not None:
         memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
     if lora is not None:
@@ -225,6 +248,37 @@ def deploy(
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
     return Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
+
+
+def _without_tree(engine: ResolvedEngine, memory: Memory) -> ResolvedEngine:
+    """The engine with another prefix cache if a radix tree is not modelled for these KV groups. InputError if the user
+    wants one."""
+    if [(group.window, group.tables) for group in memory.kv_groups] == [(0, 1)]:
+        return engine
+    why = "is not modelled for models with sliding windows or recurrent state"
+    if engine.origin["prefix_cache"] == "user":
+        raise InputError(f"engine.prefix_cache: radix {why}; must be blocks")
+    if engine.scheduling_policy == "lpm":
+        raise InputError(f"engine.scheduling_policy: lpm {why}; must be one of fcfs, priority, shortest-first")
+    origin = {**engine.origin, "prefix_cache": f"a radix tree {why}"}
+    return replace(engine, prefix_cache="blocks", origin=origin)
+
+
+def _refuse_copies_of_windows(engine: ResolvedEngine) -> None:
+    """InputError if blocks are to be copied to and from the CPU that a window drops, or that are a state."""
+    problems = []
+    if engine.kv_offloading_size > 0:
+        problems.append(
+            "engine.kv_offloading_size: is not modelled for sliding windows and recurrent states, which this model has;"
+            " must be 0"
+        )
+    if engine.preemption_mode == "swap" and engine.enable_prefix_caching:
+        problems.append(
+            "engine.enable_prefix_caching: is not modelled together with swapping for sliding windows, which this model"
+            " has; must be false, or engine.preemption_mode recompute"
+        )
+    if problems:
+        raise InputError(problems)
 
 
 def _beside_drafter(

@@ -222,6 +222,9 @@ def _result(
     all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d in answering]
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
+    answered = served.requests[served.requests["num_output_tokens"] > 0]
+    own = answered["prompt_tokens"] - answered["num_cached_tokens"]  # what a prefix cache has is not computed again
+    computed = max(1, int(np.percentile(own, 50))) if len(own) else prompt
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
     usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * deployment.parallelism.attention_data
     return Result(
@@ -244,7 +247,7 @@ def _result(
         blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
         floors={
             "itl": min(floor_itl(*parts, context) for parts in all_parts),
-            "ttft": min(floor_ttft(*parts, prompt) for parts in all_parts),
+            "ttft": min(floor_ttft(*parts, computed) for parts in all_parts),
         },
         provenance=provenance(*all_parts[0]),
         replicas=Replicas(

@@ -47,7 +47,7 @@ class Knobs:
     async_scheduling: bool = False  # schedule a token's successor before the token is known
     order: str = "running-first"  # what a step is made of, and what first
     reserve: str = "first-chunk"  # what a request gets at admission
-    policy: str = "fcfs"  # or priority, shortest-first
+    policy: str = "fcfs"  # or priority, shortest-first, lpm (needs radix)
     allocator: str = "paged"  # or one piece of the address space: contiguous, buddy
     admit_when_idle: bool = False  # static batching
     retracts: bool = False  # SGLang's victims
@@ -61,7 +61,11 @@ class Knobs:
     num_sequences: int = 1  # of each request
     beam_turnover: float = 0.0  # chance that one goes on from another
     copy_block_time: float = 0.0
-    enable_prefix_caching: bool = False
+    tier_blocks: tuple[int, int] = (0, 0)  # of the CPU and the disk, for text that leaves the GPU; no disk without CPU
+    tier_latency: tuple[float, float] = (0.0, 0.0)
+    tier_block_time: tuple[float, float] = (0.0, 0.0)  # a block on the disk passes through the CPU's memory
+    enable_prefix_caching: bool = False  # by blocks
+    radix: bool = False  # or in SGLang's tree
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
     max_concurrency: int = 0  # requests a client has open at most; 0: no limit
@@ -105,7 +109,11 @@ class Request:
     tables: list[list["Block | None"]] = field(default_factory=list)  # None: freed, outside the window
     prefill_end: int = 0  # tokens it had when it was admitted last
     num_hashed: int = 0  # blocks of each table that have been given their hash
+    node: "TreeNode | None" = None  # with which its text in the radix tree ends
+    tree_tokens: int = 0  # so much text
+    entered: bool = False  # its last prefill is in the tree
     num_cached_tokens: int = -1  # found in the cache when it was first scheduled
+    num_tier_tokens: tuple[int, int] = (0, 0)  # and of those in the CPU's memory, and on the disk
     num_preemptions: int = 0
     num_swapped: int = 0  # blocks in the CPU's memory
     sequences: dict[int, list] = field(default_factory=dict)  # of a group: blocks of each that goes on
@@ -142,7 +150,8 @@ class Block:
 class Pool:
     """vLLM's block pool. free: least recently used first. cached: blocks by what they hold, oldest first."""
 
-    def __init__(self, num_blocks: int):
+    def __init__(self, num_blocks: int, tiers: "Tiers"):
+        self.tiers = tiers
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free = list(self.blocks)
         self.cached: dict[tuple, list[Block]] = {}
@@ -153,20 +162,35 @@ class Pool:
             self.cached[block.key].remove(block)
             if not self.cached[block.key]:
                 del self.cached[block.key]
+                self.tiers.keep(block.key)
             block.key = None
         block.references = 1
         return block
 
     def take_piece(self, length: int, buddy: bool) -> list[Block] | None:
-        """Neighbouring blocks, the lowest that are free; a buddy allocator's are a power of two at a multiple of it."""
-        size = next(2**i for i in range(64) if 2**i >= length) if buddy else length
-        for first in range(0, len(self.blocks) - size + 1, size if buddy else 1):
+        """Neighbouring blocks, the lowest that are free; a buddy allocator's are a power of two at a multiple of it,
+        where the fewest others are free with them."""
+
+        def free(first: int, size: int) -> bool:
             piece = self.blocks[first : first + size]
-            if all(block.references == 0 for block in piece):
-                for block in piece:
-                    self.touch(block)
-                return piece
-        return None
+            return len(piece) == size and all(block.references == 0 for block in piece)
+
+        def whole_buddy(first: int) -> int:
+            size = length
+            while free(first // (2 * size) * (2 * size), 2 * size):
+                size *= 2
+            return size
+
+        if buddy:
+            length = next(2**i for i in range(64) if 2**i >= length)
+        places = [first for first in range(0, len(self.blocks), length if buddy else 1) if free(first, length)]
+        if not places:
+            return None
+        first = min(places, key=whole_buddy) if buddy else places[0]
+        piece = self.blocks[first : first + length]
+        for block in piece:
+            self.touch(block)
+        return piece
 
     def touch(self, block: Block) -> None:
         if block.references == 0:
@@ -185,6 +209,190 @@ class Pool:
 
     def find(self, key: tuple) -> Block | None:
         return self.cached[key][0] if key in self.cached else None
+
+
+@dataclass(eq=False)
+class TreeNode:
+    """A run of tokens that follow the parent's, and the blocks that hold their keys and values."""
+
+    tokens: tuple = ()
+    blocks: list[Block] = field(default_factory=list)
+    parent: "TreeNode | None" = None
+    children: list["TreeNode"] = field(default_factory=list)
+    locks: int = 0  # requests whose text goes through it
+    used: int = 0  # when it was last
+
+
+class RadixPool:
+    """SGLang's memory: every block is empty, or a request's own, or holds text in a tree (mem_cache/radix_cache.py).
+
+    Its references are the requests that hold it. What a step lacks is borrowed until all its requests are known, then
+    the least recently used leaves are evicted for it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.block_size = block_size
+        self.blocks = [Block() for _ in range(num_blocks)]
+        self.borrowed: list[Block] = []
+        self.root = TreeNode()
+        self.clock = 0
+
+    def nodes(self, below: TreeNode | None = None) -> list[TreeNode]:
+        children = (below or self.root).children
+        return children + [node for child in children for node in self.nodes(child)]
+
+    @property
+    def free(self) -> list[Block]:
+        """Blocks that nobody holds, text or not."""
+        return [block for block in self.blocks if block.references == 0][len(self.borrowed) :]
+
+    @property
+    def empty(self) -> list[Block]:
+        kept = {id(block) for node in self.nodes() for block in node.blocks}
+        return [block for block in self.blocks if block.references == 0 and id(block) not in kept]
+
+    def take(self) -> Block:
+        if self.empty:
+            block = self.empty[0]
+        else:
+            block = Block()
+            self.borrowed.append(block)
+        block.references = 1
+        return block
+
+    def settle(self) -> None:
+        """Every borrowed block takes the place of an empty one."""
+        while self.borrowed:
+            if not self.empty:
+                self.evict()
+            self.blocks.remove(self.empty[0])
+            self.blocks.append(self.borrowed.pop())
+
+    def make_room(self, num_blocks: int) -> None:
+        while len(self.empty) - len(self.borrowed) < num_blocks and self.evict():
+            pass
+
+    def evict(self) -> TreeNode | None:
+        leaves = [node for node in self.nodes() if not node.children and node.locks == 0]
+        leaf = min(leaves, key=lambda node: node.used, default=None)
+        if leaf is not None:
+            leaf.parent.children.remove(leaf)
+        return leaf
+
+    def match(self, tokens: tuple) -> tuple[TreeNode, int]:
+        """The node with which the longest common beginning ends, cut off there if need be, and how long that is."""
+        self.clock += 1
+        now, node, length = self.clock, self.root, 0
+        while True:
+            for child in node.children:
+                common = 0
+                for own, other in zip(child.tokens, tokens[length:], strict=False):
+                    if own != other:
+                        break
+                    common += 1
+                common -= common % self.block_size
+                if common > 0:
+                    break
+            else:
+                return node, length
+            child.used = now
+            length += common
+            if common < len(child.tokens):
+                return self.split(child, common), length
+            node = child
+
+    def split(self, lower: TreeNode, length: int) -> TreeNode:
+        self.clock += 1
+        count = length // self.block_size
+        upper = TreeNode(
+            lower.tokens[:length], lower.blocks[:count], lower.parent, [lower], lower.locks, used=self.clock
+        )
+        lower.parent.children.remove(lower)
+        lower.parent.children.append(upper)
+        lower.tokens, lower.blocks, lower.parent = lower.tokens[length:], lower.blocks[count:], upper
+        return upper
+
+    def path(self, node: TreeNode | None) -> list[TreeNode]:
+        return [] if node in (None, self.root) else [*self.path(node.parent), node]
+
+    def lock(self, node: TreeNode | None, change: int = 1) -> None:
+        for one in self.path(node):
+            one.locks += change
+            for block in one.blocks:
+                block.references += change
+
+    def insert(self, request: Request, length: int) -> None:
+        """A request's computed text enters the tree. Where that has the same text already, its own blocks are freed."""
+        length -= length % self.block_size
+        tokens, table = request.text(length), request.tables[0]
+        before, after = request.tree_tokens // self.block_size, length // self.block_size
+        node, known = self.match(tokens)
+        for block in table[before:after]:
+            block.references -= 1
+        assert all(block.references == 0 for block in table[before:after])
+        if known < length:
+            self.clock += 1
+            blocks = table[known // self.block_size : after]
+            node.children.append(TreeNode(tokens[known:], blocks, node, used=self.clock))
+        node, known = self.match(tokens)
+        assert known == length
+        self.lock(request.node, -1)
+        self.lock(node)
+        request.node, request.tree_tokens = node, length
+        table[:after] = [block for one in self.path(node) for block in one.blocks]
+
+    def release(self, request: Request) -> None:
+        own = request.tree_tokens // self.block_size
+        for block in (block for table in request.tables for block in table[own:]):
+            block.references -= 1
+        self.lock(request.node, -1)
+        request.node, request.tree_tokens = None, 0
+
+    def check(self, requests: list[Request]) -> None:
+        nodes = self.nodes()
+        assert not self.borrowed
+        for node in nodes:
+            assert node.tokens
+            assert len(node.blocks) * self.block_size == len(node.tokens)
+            assert all(block.references == node.locks for block in node.blocks)
+            assert node.locks == sum(node in self.path(r.node) for r in requests)
+            first = [child.tokens[: self.block_size] for child in node.children]
+            assert len(set(first)) == len(first)
+        for r in requests:
+            assert r.text(r.tree_tokens) == tuple(t for node in self.path(r.node) for t in node.tokens)
+        kept = {id(block) for node in nodes for block in node.blocks}
+        own = [id(b) for r in requests for t in r.tables for b in t[r.tree_tokens // self.block_size :]]
+        empty = [id(block) for block in self.empty]
+        assert sorted([*kept, *own, *empty]) == sorted(map(id, self.blocks))
+
+
+class Tiers:
+    """What the GPU evicted: texts in the CPU's memory, and on the disk, each least recently used first."""
+
+    def __init__(self, sizes: tuple[int, int]):
+        self.sizes = sizes
+        self.held: list[list[tuple]] = [[], []]
+
+    def keep(self, key: tuple) -> None:
+        """A text comes from above. The last of a full tier goes to the next one, that of the last one nowhere."""
+        for held, size in zip(self.held, self.sizes, strict=True):
+            if size == 0 or self.use(held, key):
+                return
+            held.append(key)
+            if len(held) <= size:
+                return
+            key = held.pop(0)
+
+    def use(self, held: list[tuple], key: tuple) -> bool:
+        if key not in held:
+            return False
+        held.remove(key)
+        held.append(key)
+        return True
+
+    def find(self, key: tuple) -> int | None:
+        """The first tier that has it."""
+        return next((tier for tier, held in enumerate(self.held) if key in held), None)
 
 
 class Sums:
@@ -343,7 +551,10 @@ class Outcome:
     steps: list[tuple[float, list[tuple[int, int]]]]
     num_steps: int
     num_preemptions: int
+    tree: list[int]  # blocks of the radix tree's nodes in the order in which they would be evicted
     in_system_time: float  # integral over time of the number of requests sent and not finished
+    load_time: float  # of all that came back from the tiers
+    tiers: list[int]  # texts that each holds at the end
     block_time: float  # and of the blocks held by groups, ...
     saved_time: float  # ... and of those that their sequences hold once more
     block_copies: int  # since another sequence wrote to the block too
@@ -378,7 +589,9 @@ class Simulation:
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
-        self.pool = Pool(knobs.num_gpu_blocks - 1)
+        blocks = knobs.num_gpu_blocks - 1
+        self.tiers = Tiers(knobs.tier_blocks)
+        self.pool = RadixPool(blocks, knobs.block_size) if knobs.radix else Pool(blocks, self.tiers)
         assert len(self.windows) * ceil(knobs.max_model_len / knobs.block_size) < knobs.num_gpu_blocks
         self.pending = list(self.requests)  # with the client
         self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
@@ -387,10 +600,10 @@ class Simulation:
         self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.ratio = knobs.new_token_ratio
-        self.num_copied = 0
         self.num_block_copies = self.block_copies = 0
         self.given_up: list[Request] = []
         self.looked = self.block_time = self.saved_time = self.given_up_time = 0.0
+        self.copy_time = self.load_time = 0.0
         self.preempted = False
         self.front_end = 0.0
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []
@@ -446,6 +659,11 @@ class Simulation:
     def schedule(self) -> list[Entry]:
         """Choose the tokens of one step and count them as computed. Empty: nothing can be scheduled now."""
         knobs = self.knobs
+        for request in self.running if knobs.radix else []:
+            if request.num_computed_tokens < request.prefill_end:
+                self.pool.insert(request, request.num_computed_tokens)
+        if knobs.policy == "lpm" and len(self.running) < knobs.max_num_seqs:
+            self.sort_by_prefix()
         self.budget = knobs.max_num_batched_tokens
         self.threshold = knobs.long_prefill_token_threshold or inf
         if knobs.long_prefill_needs_contention and len(self.running) + len(self.waiting) <= 1:
@@ -481,6 +699,8 @@ class Simulation:
         chosen = self.chosen
         for request, _ in chosen:
             request.num_swapped = 0
+        if knobs.radix:
+            self.pool.settle()
 
         entries = []
         for request, n in chosen:
@@ -561,7 +781,10 @@ class Simulation:
             if hits is None:
                 position += 1
                 continue
-            cached = request.num_computed_tokens if request.num_swapped else len(hits[0]) * knobs.block_size
+            below = [] if request.num_swapped else self.look_below(request, len(hits[0]))
+            cached = (len(hits[0]) + len(below)) * knobs.block_size
+            if request.num_swapped:
+                cached = request.num_computed_tokens
             idle = sum(1 for table in hits for block in table if block and block.references == 0)
             n = request.num_tokens - cached
             if knobs.clip_max_new_tokens and self.running:
@@ -588,7 +811,7 @@ class Simulation:
                 self.swap_in(request)
                 assert self.append(request)
                 request.prefill_end = request.num_tokens
-                self.num_copied += request.num_swapped
+                self.copy_time += request.num_swapped * knobs.swap_block_time
                 self.returned = True
                 self.chosen.append((request, n))
                 self.budget -= len(request.sequences)
@@ -617,16 +840,23 @@ class Simulation:
                     break
                 hits = [piece]
             self.running.append(self.waiting.pop(position))
-            if knobs.allocator == "paged":
+            if knobs.radix:
+                self.pool.lock(self.found)
+                request.node, request.tree_tokens, request.entered = self.found, cached, False
+            elif knobs.allocator == "paged":
                 for block in (block for table in hits for block in table if block):
                     self.pool.touch(block)
             request.tables, request.num_hashed = hits, len(hits[0])
+            self.load(request, len(hits[0]), below)
+            if cached > len(hits[0]) * knobs.block_size:
+                assert self.allocate(request, 0, cached, tokens, step=-1)  # it is there before the step
             assert self.allocate(request, 0, cached + n, tokens)
             request.num_computed_tokens = cached
             request.prefill_end = request.num_tokens
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = cached
-            self.num_copied += request.num_swapped
+                request.num_tier_tokens = tuple(below.count(tier) * knobs.block_size for tier in (0, 1))
+            self.copy_time += request.num_swapped * knobs.swap_block_time
             self.returned = self.returned or request.num_swapped > 0
             if cached + n == request.num_tokens:
                 expected += self.left(request)
@@ -634,7 +864,24 @@ class Simulation:
             self.budget -= n
 
     def urgency(self, request: Request) -> int:
-        return {"fcfs": 0, "priority": request.priority, "shortest-first": request.prompt_tokens}[self.knobs.policy]
+        orders = {"fcfs": 0, "lpm": 0, "priority": request.priority, "shortest-first": request.prompt_tokens}
+        return orders[self.knobs.policy]
+
+    def sort_by_prefix(self) -> None:
+        """SGLang's longest-prefix order, as long as no more than 128 wait; of those that begin alike one goes first."""
+        if len(self.waiting) > 128:
+            return
+        keys, leaders = {}, []
+        for r in self.waiting:
+            text = r.text(r.num_tokens)
+            _, known = self.pool.match(text[: len(text) // self.knobs.block_size * self.knobs.block_size])
+            keys[r.index] = -min(known, r.num_tokens - 1)
+            if known <= 32:
+                if any(len(text) >= 32 and text[:32] == other[:32] for other in leaders):
+                    keys[r.index] = inf
+                else:
+                    leaders.append(text)
+        self.waiting.sort(key=lambda r: keys[r.index])
 
     def left(self, request: Request) -> int:
         """Tokens that SGLang thinks a request may still generate."""
@@ -662,14 +909,19 @@ class Simulation:
             self.waiting.append(victim)
             self.waiting.sort(key=self.urgency)
             retracted = True
+            if self.knobs.radix:
+                self.pool.make_room(ceil(20 * (len(rest) - 1) / self.knobs.block_size))
         if retracted:
             decoded, wished = sum(r.outputs for r in self.running), sum(r.max_tokens for r in self.running)
             self.ratio = min(1, (decoded + 20 * len(self.running)) / (wished + 1))
         elif self.running:
             self.ratio = max(ratio - self.knobs.new_token_ratio_decay, self.knobs.min_new_token_ratio)
 
-    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int, room: int = 0) -> bool:
-        """Free what left its window, take blocks up to num_tokens or room, hash those full of known tokens; or not."""
+    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int, room: int = 0, step=None) -> bool:
+        """Free what left its window, take blocks up to num_tokens or room, hash those full of known tokens; or not.
+
+        step: in which that text is computed, by default the one being made.
+        """
         size = self.knobs.block_size
         for window, table in zip(self.windows, request.tables, strict=True):
             skipped = max(num_computed_tokens - window + 1, 0) // size if window else 0
@@ -689,7 +941,7 @@ class Simulation:
                 for i in range(request.num_hashed, full):
                     if table[i] is not None:
                         self.pool.enter(table[i], (group, request.text((i + 1) * size)))
-                        table[i].step = len(self.steps)
+                        table[i].step = len(self.steps) if step is None else step
             request.num_hashed = max(request.num_hashed, full)
         return True
 
@@ -746,7 +998,7 @@ class Simulation:
         request.sequences = {s: [id(block) for block in table] for s, table in request.sequences.items()}
         request.tables = []
         if len(blocks) <= self.knobs.num_cpu_blocks - sum(r.num_swapped for r in self.waiting):
-            self.num_copied += len(blocks)
+            self.copy_time += len(blocks) * self.knobs.swap_block_time
             request.num_swapped = len(blocks)
         else:
             self.give_up(request, SWAP_SPACE_FULL)
@@ -786,7 +1038,14 @@ class Simulation:
         None: the first that is missing is being computed, and the engine waits for it.
         """
         size = self.knobs.block_size
-        longest = (request.num_tokens - 1) // size if self.knobs.enable_prefix_caching else 0
+        if self.knobs.radix:
+            tokens = request.text((request.num_tokens - 1) // size * size)
+            self.found, _ = self.pool.match(tokens)
+            return [[block for node in self.pool.path(self.found) for block in node.blocks]]
+        longest = (request.num_tokens - 1) // size
+        if request.num_swapped:
+            longest = request.num_computed_tokens // size  # the rest it computes as it would have done
+        longest = longest if self.knobs.enable_prefix_caching else 0
         kinds, first = [], 0  # of groups: window, and the tables of the kind
         for window, count in zip(self.knobs.kv_window, self.knobs.kv_multiplicity, strict=True):
             kinds.append((window, range(first, first + count)))
@@ -831,6 +1090,27 @@ class Simulation:
                 result.append(table)
         return result
 
+    def look_below(self, request: Request, first: int) -> list[int]:
+        """In which tier each block is that follows the `first` on the GPU, up to the first that is in none."""
+        size, found = self.knobs.block_size, []
+        for i in range(first, (request.num_tokens - 1) // size):
+            tier = self.tiers.find((0, request.text((i + 1) * size)))
+            if tier is None:
+                break
+            found.append(tier)
+        return found
+
+    def load(self, request: Request, first: int, below: list[int]) -> None:
+        """Blocks come back, from the disk by way of the CPU. Their copies are used, the last one first."""
+        knobs = self.knobs
+        for i in reversed(range(len(below))):
+            self.tiers.use(self.tiers.held[below[i]], (0, request.text((first + i + 1) * knobs.block_size)))
+        for tier, blocks in enumerate((len(below), below.count(1))):
+            if blocks:
+                seconds = knobs.tier_latency[tier] + blocks * knobs.tier_block_time[tier]
+                self.copy_time += seconds
+                self.load_time += seconds
+
     def whole(self, num_tokens: int, hits: list[list[Block | None]]) -> int:
         """Blocks that the admission gate asks for: all tokens, or what a window holds at once, less what is shared."""
         size = self.knobs.block_size
@@ -844,6 +1124,10 @@ class Simulation:
 
     def release(self, request: Request) -> None:
         """Free its blocks, last ones first."""
+        if self.knobs.radix:
+            self.pool.release(request)
+            request.tables = []
+            return
         for table in request.tables:
             for block in reversed(table):
                 if block is not None:
@@ -860,7 +1144,7 @@ class Simulation:
         held = sum(map(len, victim.tables))
         self.release(victim)
         if held <= self.knobs.num_cpu_blocks - sum(r.num_swapped for r in self.waiting):
-            self.num_copied += held
+            self.copy_time += held * self.knobs.swap_block_time
             victim.num_swapped = held
         else:
             victim.num_computed_tokens = 0
@@ -875,10 +1159,11 @@ class Simulation:
         sums = Sums(scheduled, [e.verified for e in entries] if self.knobs.drafts else None, contexts, passes)
         issue, latency = self.price(sums)
         assert 0 <= issue <= latency
-        copies = self.num_copied * self.knobs.swap_block_time + self.num_block_copies * self.knobs.copy_block_time
+        self.copy_time += self.num_block_copies * self.knobs.copy_block_time
         self.block_copies += self.num_block_copies
         self.num_block_copies = 0
-        issue, latency, self.num_copied = issue * (latency + copies) / latency, latency + copies, 0
+        copies, self.copy_time = self.copy_time, 0.0
+        issue, latency = issue * (latency + copies) / latency, latency + copies
         self.steps.append((self.now, [(e.request.index, e.n * lanes(e.request)) for e in entries]))
         self.now += self.knobs.host_step_time + self.knobs.host_sequence_time * len(scheduled)
         start = max(self.now, self.gpu_free)
@@ -893,11 +1178,16 @@ class Simulation:
             self.look()
         if self.knobs.max_concurrency or self.knobs.host_token_time:
             self.send(end)
-        if self.knobs.host_token_time and (tokens := sum(entry.samples for entry in entries)):
+        tokens = sum(entry.samples and entry.request.status != COMPLETED for entry in entries)
+        if self.knobs.host_token_time and tokens:
             begin = max(self.front_end, end)
             self.front_end = begin + tokens * self.knobs.host_token_time
             end = (begin + self.front_end + self.knobs.host_token_time) / 2  # of all tokens, on the mean
             self.send(end)
+        for request in (e.request for e in entries if self.knobs.radix and e.samples):
+            if request in self.running and not request.entered:
+                self.pool.insert(request, request.prefill_end)
+                request.entered = True
         for entry in entries:
             request = entry.request
             request.num_steps_in_flight -= 1
@@ -924,6 +1214,8 @@ class Simulation:
                 self.advance_group(request, end)
             if request.outputs >= min(request.output_tokens, request.max_tokens):
                 request.status = COMPLETED
+                if self.knobs.radix and request in self.running and request.num_computed_tokens > request.prefill_end:
+                    self.pool.insert(request, min(request.num_computed_tokens, request.num_tokens - 1))
                 (self.running if request in self.running else self.waiting).remove(request)
                 self.release(request)
                 if self.knobs.max_concurrency:
@@ -936,13 +1228,18 @@ class Simulation:
         assert len(set(map(id, held))) + len(self.pool.free) == len(self.pool.blocks)
         assert len(held) == sum(block.references for block in self.pool.blocks)
         assert all(block.references == 0 for block in self.pool.free)
-        assert all(block.key == key for key, blocks in self.pool.cached.items() for block in blocks)
+        if knobs.radix:
+            self.pool.check(self.requests)
+        else:
+            assert all(block.key == key for key, blocks in self.pool.cached.items() for block in blocks)
         assert all(len(table) * knobs.block_size >= r.num_computed_tokens for r in self.running for table in r.tables)
         assert all((r.num_swapped or r.num_computed_tokens == 0) and not r.tables for r in self.waiting)
         assert sum(r.num_swapped for r in self.waiting) <= knobs.num_cpu_blocks
         assert not any(r.num_swapped for r in self.running)
         assert all(r.num_placeholders >= 0 and r.num_steps_in_flight >= 0 for r in self.requests)
         assert self.seats(self.running) <= knobs.max_num_seqs
+        for held, size in zip(self.tiers.held, knobs.tier_blocks, strict=True):
+            assert len(set(held)) == len(held) <= size
         alive = self.pending + self.incoming + self.waiting + self.running
         assert sorted(r.index for r in alive) == [r.index for r in self.requests if not r.status]
         busy = len(self.incoming) + len(self.waiting) + len(self.running)
@@ -965,5 +1262,10 @@ class Simulation:
         assert isclose(in_system_time, sum(r.last_token - r.sent for r in completed), rel_tol=1e-9, abs_tol=1e-12)
         in_system_time += self.given_up_time
         num_preemptions = sum(r.num_preemptions for r in self.requests)
-        sums = (in_system_time, self.block_time, self.saved_time, self.block_copies)
-        return Outcome(self.requests, self.steps, len(self.steps), num_preemptions, *sums)
+        tiers = [len(held) for held in self.tiers.held]
+        steps = self.steps
+        tree = []
+        while self.knobs.radix and (leaf := self.pool.evict()):
+            tree.append(len(leaf.blocks))
+        sums = (in_system_time, self.load_time, tiers, self.block_time, self.saved_time, self.block_copies)
+        return Outcome(self.requests, steps, len(steps), num_preemptions, tree, *sums)

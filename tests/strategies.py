@@ -114,9 +114,22 @@ def knobs(draw, exact: bool = True) -> dict:
         pieces = {"allocator": allocator, "reserve": reserve, "enable_prefix_caching": False}
     elif kv_window == (0,) and draw(st.sampled_from([False, False, True])):
         room = draw(st.sampled_from([2, needed_blocks, 100]))
-        pieces = {"num_cpu_blocks": room, "swap_block_time": TICK, "enable_prefix_caching": False}
+        pieces = {"num_cpu_blocks": room, "swap_block_time": TICK}
+    elif kv_window == (0,) and draw(st.booleans()):
+        policy = draw(st.sampled_from(["fcfs", "lpm", "lpm", "priority", "shortest-first"]))
+        pieces = {"radix": True, "policy": policy, "enable_prefix_caching": False}
+        if policy == "lpm" and draw(st.booleans()):  # prompts long enough to wait for one another's text
+            max_model_len += 40
+            max_num_batched_tokens += 0 if chunked_prefill else 40
+            needed_blocks = -(-max_model_len // block_size)
     else:
         pieces = {}
+    if kv_window == (0,) and allocator == "paged" and "radix" not in pieces and draw(st.booleans()):
+        cpu = draw(st.sampled_from([1, 2, 5, needed_blocks, 100]))
+        pieces["tier_blocks"] = (cpu, draw(st.sampled_from([0, 1, 3, needed_blocks, 100])))
+        pieces["tier_latency"] = tuple(draw(st.sampled_from([0, 1, 5])) * TICK for _ in range(2))
+        pieces["tier_block_time"] = tuple(draw(st.sampled_from([0, 1, 3])) * TICK for _ in range(2))
+        pieces["enable_prefix_caching"] = True
     return {
         "block_size": block_size,
         "num_gpu_blocks": 1 + needed_blocks + draw(st.sampled_from([0, needed_blocks // 2, 2 * needed_blocks])),
@@ -199,7 +212,7 @@ def with_shared_text(draw, rows: list[dict]) -> list[dict]:
                 (before["name"], before["prompt_tokens"] + before["output_tokens"] - used),
             ]
         else:
-            segments += draw(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 4, 12])), max_size=3))
+            segments += draw(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 4, 12, 33])), max_size=3))
         kept, left = [], row["prompt_tokens"]
         for name, length in segments:
             if left > 0:
@@ -286,6 +299,9 @@ def grouped(draw, knobs: dict, rows: list[dict], exact: bool) -> list[dict]:
         "swap_block_time": TICK,
         "copy_block_time": draw(st.sampled_from([0, 1])) * (TICK if exact else ODD_TICK),
         "enable_prefix_caching": False,
+        "radix": False,
+        "tier_blocks": (0, 0),
+        "policy": draw(st.sampled_from(["fcfs", "fcfs", "priority", "shortest-first"])),
         "async_scheduling": False,
         "steps_in_flight": 1,
         "kv_window": (0,),
@@ -328,6 +344,6 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True, forks: bool 
     logits = k["max_num_batched_tokens"] if speculates else k["max_num_seqs"]
     cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
     more = draw(speculation(k, cost, exact)) if speculates else ()
-    if k["enable_prefix_caching"] and draw(st.sampled_from([True, True, False])):
+    if (k["enable_prefix_caching"] or k.get("radix")) and draw(st.sampled_from([True, True, False])):
         rows = draw(with_shared_text(rows))
     return Scenario(rows, k, cost, *more)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from infersim.calibration.classes import CLASSES, MATRICES
 from infersim.calibration.fit import Parameter, fit_grid, mean_error, search
 from infersim.calibration.kernel_profile import with_efficiency
-from infersim.calibration.kernels import fit, soundness
+from infersim.calibration.kernels import calibrate, fit, soundness
 from infersim.calibration.tables import Rows, held_out, read
 from infersim.cli.app import app
 from infersim.cost.collectives import collective
@@ -193,6 +193,27 @@ def test_a_fit_predicts_what_it_has_not_seen():
     assert np.quantile(off, 0.9) < 0.12
 
 
+def test_one_kernel_measured_a_hundred_times_is_no_table():
+    row = pd.concat([made_up_table().tail(1)] * 100)
+    rows = Rows("gemm", "bf16", "", {name: row[name].to_numpy() for name in "mnk"}, row.latency_us.to_numpy() / 1e6)
+    assert fit(rows, H100, "made up") is None
+
+
+def test_times_in_a_wrong_unit_are_seen():
+    table = made_up_table()
+    seconds = table.latency_us.to_numpy() / 1e9
+    rows = Rows("gemm", "bf16", "", {name: table[name].to_numpy() for name in "mnk"}, seconds)
+    with pytest.raises(InputError, match=f"got {len(rows)} rows .* {len(rows)} faster than h100-sxm can be"):
+        calibrate([rows], H100, "made up")
+
+
+def test_software_without_a_version_is_read_too(tmp_path):
+    made_up_table().assign(backend="vllm", version=np.nan).to_csv(tmp_path / "t.csv", index=False)
+    (rows,) = read(tmp_path / "t.csv", H100)
+    assert len(rows) == len(made_up_table())
+    assert rows.software == "vllm"
+
+
 def test_rows_that_a_cache_may_have_served_do_not_count():
     columns = {"m": np.array([1.0, 1.0, 1.0]), "n": np.array([1024.0, 32768.0, 32768.0]), "k": np.full(3, 4096.0)}
     moved = 2 * columns["n"] * columns["k"]
@@ -209,13 +230,28 @@ def test_a_profile_is_written_as_it_is_read():
     assert Hardware.validate(parse_yaml(text, "x"), "x") == H100
 
 
+ATTENTION = "kv_cache_dtype,batch_size,isl,num_heads,num_key_value_heads,head_dim,step,latency_us,window_size"
+EXPERTS = "moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,moe_ep_size,distribution,latency_us"
+LAYERS = "hardware,model,tp,layer,tokens,time_us"
+BATCHES = "hardware,model,tp,prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("a,b\n1,2\n", "no table of kernels that infersim knows; columns must include one of"),
         ("m,n,k,gemm_dtype,latency_us\n1,2,3,bfloat16,-4\n", "latency_us must be a number above 0 in every row"),
-        ("m,n,k,gemm_dtype,latency_us\n1,,3,bfloat16,4\n", "n must be a number in every row"),
-        ("m,n,k,gemm_dtype,latency_us\nx,2,3,bfloat16,4\n", "m must be a number in every row"),
+        ("m,n,k,gemm_dtype,latency_us\n1,,3,bfloat16,4\n", "n must be a whole number >= 1 in every row"),
+        ("m,n,k,gemm_dtype,latency_us\nx,2,3,bfloat16,4\n", "m must be a whole number >= 1 in every row"),
+        ("m,n,k,gemm_dtype,latency_us\n1,2,0,bfloat16,4\n", "k must be a whole number >= 1 in every row"),
+        ("m,n,k,gemm_dtype,latency_us\n1.5,2,3,bfloat16,4\n", "m must be a whole number >= 1 in every row"),
+        ("allreduce_dtype,num_gpus,bytes,latency_us\nhalf,1,1024,4\n", "num_gpus must be a whole number >= 2"),
+        (f"{ATTENTION}\nbfloat16,1,1,32,0,128,100,4,0\n", "num_key_value_heads must be a whole number >= 1"),
+        (f"{ATTENTION}\nbfloat16,1,1,32,8,128,100,4,\n", "window_size must be a whole number >= 0"),
+        (f"{EXPERTS}\nfp8,1,2048,512,2,8,1,balanced,4\n", "no table of kernels that infersim knows"),
+        (f"{LAYERS}\nh100-sxm,Llama-3.1-8B,3,qkv_proj,1,4\n", "column tp: must divide the 32 heads of Llama-3.1-8B"),
+        (f"{LAYERS}\nh100-sxm,Llama-3.1-8B,0,qkv_proj,1,4\n", "tp must be a whole number >= 1 in every row"),
+        (f"{BATCHES}\nh100-sxm,Llama-3.1-8B,5,16,0,0,0,4\n", "column tp: must divide the 32 heads of Llama-3.1-8B"),
         ("", "cannot be read as a table"),
         ("m,n,k,gemm_dtype,latency_us,system\n1,2,3,bfloat16,4,abacus\n", "holds no kernel of h100-sxm"),
     ],
@@ -225,6 +261,7 @@ def test_a_wrong_table_is_refused_in_a_line(content, message, tmp_path):
     with pytest.raises(InputError) as error:
         read(tmp_path / "t.csv", H100)
     (line,) = error.value.problems
+    assert line.startswith(str(tmp_path / "t.csv"))
     assert message in line
     assert "\n" not in line
 

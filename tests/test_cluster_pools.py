@@ -26,13 +26,16 @@ MODEL = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}
 LONG_PROMPTS = {"input_tokens": {"lognormal": {"median": 3000, "sigma": 0.5}}, "output_tokens": 200}
 
 
-def server(step: float = 1.0, blocks: int = 1001, batch: int = 1, prompts: int = 16) -> ReplicaSpec:
+def server(
+    step: float = 1.0, blocks: int = 1001, batch: int = 1, prompts: int = 16, token_time: float = 0.0
+) -> ReplicaSpec:
     """A server whose every step takes `step` seconds; `prompts` tokens at most in one; blocks of 16 tokens."""
     linear, head = np.zeros((prompts + 1, len(state.RESOURCES))), np.zeros((batch + 1, len(state.RESOURCES)))
     linear[1:, 0] = step
     knobs = make_knobs(
-        block_size=16, num_gpu_blocks=blocks, max_num_seqs=batch, max_num_batched_tokens=prompts, max_model_len=1000
-    )
+        block_size=16, num_gpu_blocks=blocks, max_num_seqs=batch, max_num_batched_tokens=prompts, max_model_len=1000,
+        host_token_time=token_time,
+    )  # fmt: skip
     return ReplicaSpec(knobs, StepCost(linear, head, np.zeros(1, state.ATTENTION_PRICE)))
 
 
@@ -316,6 +319,29 @@ def test_clients_give_up_at_their_timeout():
     done = r["status"] == state.COMPLETED
     assert set(r["status"]) == {state.COMPLETED, state.TIMED_OUT}
     assert (r["last_token"] - r["sent"])[done].max() <= 15
+
+
+def test_clients_do_not_wait_for_an_answer_that_the_api_server_has_yet_to_send():
+    """The engine is done within a second, of each second; sending takes 4 s an answer. Of a hundred requests those are
+    answered whose turn comes within 15 s."""
+    spec = server(step=1.0, batch=8, token_time=4.0)
+    served = serve_all({"replicas": 1}, [spec], requests_of(np.arange(0, 100, 1.0)), timeout=15.0)
+    r = served.requests
+    done = r["status"] == state.COMPLETED
+    assert set(r["status"]) == {state.COMPLETED, state.TIMED_OUT}
+    assert (r["last_token"] - r["sent"])[done].max() <= 15
+    assert 3 <= done.sum() <= 6
+
+
+def test_what_the_api_server_has_yet_to_send_dies_with_its_replica():
+    """Eight answers are made in a second and take 4 s each to send. A crash at 10 s loses them, and the server's queue:
+    a request at 20 s is answered a step and its sending later."""
+    cluster = {"replicas": 1, "failures": [{"at": 10.0, "duration": 1.0}]}
+    arrival = [0.0] * 8 + [20.0]
+    served = serve_all(cluster, [server(step=1.0, batch=8, token_time=4.0)], requests_of(arrival))
+    r = served.requests
+    assert r["status"].tolist() == [state.LOST] * 8 + [state.COMPLETED]
+    assert r["last_token"][8] == 20 + 1 + 4
 
 
 def test_retries_come_with_doubled_backoff():

@@ -153,6 +153,9 @@ def test_terms_are_what_re_simulation_finds(simulated, base, change):
 
 
 # What each technique works through: rows or phases of the division
+RETURNS = ["workload.num_requests=200", "workload.request_rate=0.15", "workload.turns=4", "workload.think_time=60",
+           "workload.input_tokens=3000", "engine.max_model_len=32768",
+           "engine.num_gpu_blocks_override=4000"]  # fmt: skip
 TECHNIQUE_BASES = {
     **BASES,
     "alone": ("llama-8b-h100", ["workload.num_requests=50", "workload.request_rate=inf", "workload.max_concurrency=1"]),
@@ -167,6 +170,9 @@ TECHNIQUE_BASES = {
                                  "engine.max_num_batched_tokens=2048", "engine.max_model_len=2048"]),
     "chats": ("llama-8b-h100", ["workload.num_requests=600", "workload.request_rate=4", "workload.turns=4",
                                 "workload.think_time=2"]),
+    "returns": ("llama-8b-h100", RETURNS),
+    "disk": ("llama-8b-h100", [*RETURNS, "engine.kv_offloading_size=2GiB", "engine.kv_offloading_disk_size=1TB",
+                               "engine.kv_offloading_disk_bandwidth=7GB/s"]),
     "sglang": ("llama-8b-h100", ["workload.num_requests=1500", "workload.request_rate=18",
                                  "engine.preset=sglang-0.5"]),
     "pieces": ("llama-8b-h100", ["workload.num_requests=600", "workload.request_rate=12", "engine.preset=orca",
@@ -187,6 +193,8 @@ TECHNIQUE_PAIRS = [
     ("experts", "parallelism={tensor: 4, expert: 4}", {"weights", "compute"}),
     ("latent", "parallelism={tensor: 8, context: 2}", {"collectives"}),
     ("chats", "engine.enable_prefix_caching=false", {"interference", "prefill"}),
+    ("returns", "engine.kv_offloading_size=200GiB", {"compute"}),
+    ("disk", "engine.kv_offloading_disk_bandwidth=2GB/s", {"offload"}),
     ("busy", "engine.max_num_seqs=16", {"queue"}),
     ("busy", "engine.max_num_batched_tokens=1024", {"interference", "prefill"}),
     ("few", "engine.long_prefill_token_threshold=128", {"prefill"}),

@@ -190,6 +190,22 @@ def test_pipelines_never_lower_latency():
     assert 0.25 <= four.issue_share < 0.35
 
 
+@pytest.mark.parametrize(
+    "groups", [{"tensor": 8, "attention_data": 8, "expert": 64}, {"tensor": 2, "attention_data": 8}, {"tensor": 16}]
+)
+def test_pipelines_over_many_nodes_never_lower_latency(groups):
+    one, two = (
+        compile_step_cost(*deployment("Qwen3-235B-A22B", "h100-sxm", Parallelism(**groups, pipeline=n), **SMALL))
+        for n in (1, 2)
+    )
+    assert (two.linear[1:].sum(1) > one.linear[1:].sum(1)).all()
+    if one.shared is not None:
+        assert (two.shared[1:].sum(1) >= one.shared[1:].sum(1) * (1 - 1e-12)).all()
+
+
+SMALL = {"max_model_len": 1024, "max_num_batched_tokens": 1024, "max_num_seqs": 64}
+
+
 def test_pipelines_divide_the_memory():
     one, two = (
         memory_waterfall(

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from infersim.cost.collectives import ALGORITHMS, collective, wire_factor
+from infersim.cost.collectives import ALGORITHMS, NETWORK_BANDWIDTH, collective, wire_factor
+from infersim.cost.operators import forward_pass
+from infersim.models.catalog import load_model
 from infersim.spec.hardware import OperatorEfficiency, load_hardware, with_kernels_of
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
 from infersim.spec.resources import names
 
 KINDS = tuple(ALGORITHMS)
@@ -82,3 +86,39 @@ def test_across_nodes_it_takes_longer(kind):
     across = collective(hardware, kind, "bf16", 16).seconds(size)
     assert (across > inside + 1e-5).all()
     assert (collective(load_hardware("gb200"), kind, "bf16", 16).seconds(size) < across).all()  # one domain of 72
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_ranks_that_others_stand_between_meet_over_the_network(kind):
+    """Tensor ranks fill a node of 8, so the others of a group are elsewhere: all bytes cross the network card."""
+    hardware, size = load_hardware("h100-sxm"), np.array([1e4, 1e8])
+    neighbours, apart = (collective(hardware, kind, "bf16", 2, n).seconds(size) for n in (1, 8))
+    assert (apart > neighbours).all()
+    assert (apart >= wire_factor(kind, "ring", 2) * size / NETWORK_BANDWIDTH).all()
+    half = collective(hardware, kind, "bf16", 4, 4).seconds(size)  # two in each node
+    assert (half > neighbours).all()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "inside", "across"), [(8, 2, 0, 1), (4, 2, 1, 0), (4, 4, 2, 1), (2, 4, 3, 0), (16, 2, 0, 1)]
+)
+def test_stages_of_different_nodes_send_over_the_network(tensor, pipeline, inside, across):
+    model, hardware = load_model("Llama-3.1-405B"), load_hardware("h100-sxm")
+    parallelism = Parallelism(tensor=tensor, pipeline=pipeline)
+    sends = [op for op in forward_pass(model, hardware, Precision(), parallelism) if op.name == "send"]
+    assert {op.apart: op.count for op in sends} == {n: count for n, count in ((1, inside), (8, across)) if count}
+    for op in sends:
+        whole = model.hidden_size * 2
+        assert op.message == {"tokens": whole if op.apart == 1 else whole / tensor}
+        seconds = collective(hardware, "send", "bf16", op.ranks, op.apart).seconds(1e6)
+        assert (seconds > 1e6 / NETWORK_BANDWIDTH) == (op.apart == 8)
+    one_domain = forward_pass(model, load_hardware("gb200"), Precision(), parallelism)
+    assert [(op.count, op.apart) for op in one_domain if op.name == "send"] == [(pipeline - 1, 1)]
+
+
+def test_data_parallel_ranks_of_whole_nodes_gather_over_the_network():
+    model, hardware = load_model("DeepSeek-V3"), load_hardware("h200-sxm")
+    for tensor, ranks, apart in ((8, 2, 8), (4, 2, 4), (1, 8, 1)):
+        parallelism = Parallelism(tensor=tensor, attention_data=ranks)
+        found = {op.apart for op in forward_pass(model, hardware, Precision(), parallelism) if op.shared and op.message}
+        assert found == {apart}

@@ -1,12 +1,14 @@
 """The engine's tables price any batch as summing its operators does, and never beat physics."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infersim.cost.correction import exp2
 from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sums
 from infersim.cost.memory import memory_waterfall
 from infersim.cost.operator import evaluate
@@ -20,6 +22,7 @@ from infersim.cost.steptime import (
     rising,
     sum_operators,
 )
+from infersim.engine.price import StepCost
 from infersim.engine.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
 from infersim.models.catalog import load_model
 from infersim.spec.engine import Engine, resolve
@@ -131,6 +134,7 @@ def price(cost, batch, sums_by_window):
     return total
 
 
+MACHINES = ["a100-sxm-80gb", "h100-sxm", "h100-pcie", "h200-sxm", "b200-sxm", "l40s", "rtx-4090", "mi300x", "tpu-v6e"]
 WIDE = Parallelism(tensor=2, expert=2)
 RANKS = Parallelism(attention_data=4, expert=4)
 DEPLOYED = [
@@ -175,14 +179,52 @@ def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, p
 
 def test_no_step_is_dearer_than_one_of_more_tokens():
     """Measured kernels are, here and there; the tables split the difference."""
-    table = np.outer([0.0, 1.0, 4.0, 2.0, 3.0, 9.0], [0.5, 0.25, 0.25])
-    assert rising(table).sum(1) == pytest.approx([0.0, 1.0, 8**0.5, 8**0.5, 12**0.5, 9.0])
+    times = np.array([0.0, 1.0, 4.0, 2.0, 3.0, 9.0])
+    assert times * rising(times) == pytest.approx([0.0, 1.0, 8**0.5, 8**0.5, 12**0.5, 9.0])
     for model, hardware in (("Llama-3.1-8B", "h100-sxm"), ("Llama-3.1-70B", "b200-sxm"), ("Llama-3.1-8B", "l40s")):
         deployed = deployment(model, hardware, precision=Precision(weights="fp8"))
         raw, cost = sum_operators(*deployed).linear.sum(1)[1:], compile_step_cost(*deployed).linear.sum(1)[1:]
         assert (np.diff(cost) >= -1e-12).all()
         assert np.abs(np.log(cost / raw)).max() < 0.25
         assert np.abs(np.log(cost / raw)).mean() < 0.02
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    model=st.sampled_from(["Llama-3.1-8B", "Llama-2-7B", "OPT-13B", "Gemma-2-9B", "gpt-oss-20b", "DeepSeek-V2-Lite"]),
+    hardware=st.sampled_from(MACHINES),
+    cache=st.sampled_from(["bf16", "fp8"]),
+    phase=st.sampled_from(["decode", "prefill"]),
+)
+def test_attention_is_never_dearer_than_with_more_tokens_or_keys(model, hardware, cache, phase):
+    """At the knots of the corrections exactly, and between them nearly."""
+    engine = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
+    deployed = deployment(model, hardware, precision=Precision(kv_cache=cache), **engine)
+    for row in compile_step_cost(*deployed).attention:
+        if row["window"] or not row[f"{phase}_grid"].any():
+            continue
+        row = row.copy()
+        row["window"] = 0
+        cost = StepCost(np.zeros((200_000, 1)), np.zeros((3000, 1)), np.array([row]))
+        first, per_work, low, per_key = row[f"{phase}_axes"]
+        works = exp2(np.clip(first + np.arange(7) / per_work, 1 - (phase == "decode"), 11)).astype(int)
+        keys = exp2(np.clip(low + np.arange(7) / per_key, 4, 15)).astype(int)
+        if phase == "decode":
+            batches = [[[(k - 1, 1)] * n for k in keys] for n in works]
+        else:
+            batches = [[[(k, n)] for k in keys] for n in works]
+        times = np.array([[price(cost, batch, {0: batch_sums(batch, 0)}) for batch in line] for line in batches])
+        assert times[:, 1:] == pytest.approx(np.maximum.accumulate(times, 1)[:, 1:], rel=0.05)
+        assert times[1:] == pytest.approx(np.maximum.accumulate(times, 0)[1:], rel=0.15)
+
+
+def test_a_small_chunk_behind_a_long_context_is_no_dearer_than_a_large_one():
+    """Of shapes not measured on this device (one query head per key head) 16 tokens took twice as long as 256."""
+    cost = compile_step_cost(*deployment("Llama-2-7B", "rtx-4090", max_model_len=64))
+    few, many = ([(3500, n)] for n in (16, 256))
+    attention = replace(cost, linear=0 * cost.linear, head=0 * cost.head)
+    few, many = (price(attention, batch, {0: batch_sums(batch, 0)}) for batch in (few, many))
+    assert few < 1.15 * many
 
 
 def test_an_operator_is_its_law():
@@ -215,9 +257,6 @@ def test_what_binds_a_step():
     (row,) = cost.attention
     assert row["decode_kv"] > 10 * row["decode_compute"]
     assert cost.linear[1, KV] < 0.01 * cost.linear[1, WEIGHTS]
-
-
-MACHINES = ["a100-sxm-80gb", "h100-sxm", "h100-pcie", "h200-sxm", "b200-sxm", "l40s", "rtx-4090", "mi300x", "tpu-v6e"]
 
 
 @settings(max_examples=60, deadline=None)

@@ -35,6 +35,13 @@ def assert_nothing_leaks(fleet: Fleet) -> None:
     assert (r["status"] >= state.COMPLETED).all()
     assert (r["num_blocks"] == 0).all()
     assert (fleet.schedulers["free_blocks"] == fleet.knobs["num_gpu_blocks"] - 1).all()
+    for scheduler, nodes in zip(fleet.schedulers, fleet.nodes, strict=True):  # nobody locks a node of the radix tree
+        used = nodes[1 : 1 + scheduler["num_nodes"]]
+        assert not used["locks"].any()
+        free, node = 0, scheduler["free_node"]
+        while node > 0:
+            free, node = free + nodes["num_blocks"][node], nodes["next"][node]
+        assert used["num_blocks"].sum() - free == scheduler["evictable_blocks"]
     assert (fleet.replicas["outstanding"] == 0).all()
     assert (fleet.replicas["num_reserved"] == 0).all()
     assert fleet.replicas["num_finished"].sum() == len(r)

@@ -116,6 +116,7 @@ def test_tiny_caches_end(preset, num_gpu_blocks):
         min_new_token_ratio=row.min_new_token_ratio, new_token_ratio_decay=row.new_token_ratio_decay,
         chunked_prefill=row.chunked_prefill, reserve_full_isl=row.reserve_full_isl,
         async_scheduling=row.async_scheduling, steps_in_flight=1 + row.async_scheduling,
-        enable_prefix_caching=row.enable_prefix_caching, watermark_blocks=1 if row.watermark else 0,
+        enable_prefix_caching=row.enable_prefix_caching and row.prefix_cache == "blocks",
+        radix=row.enable_prefix_caching and row.prefix_cache == "radix", watermark_blocks=1 if row.watermark else 0,
     )  # fmt: skip
     assert (records["num_output_tokens"] == records["stop_tokens"]).all()

@@ -59,6 +59,15 @@ def run(scenario: Scenario) -> Fleet:
     return fleet
 
 
+def tree_of(fleet: Fleet) -> list[int]:
+    """Blocks of the radix tree's nodes that nobody holds, least recently used first."""
+    nodes, node, sizes = fleet.nodes[0], int(fleet.nodes[0]["next"][0]), []
+    while node > 0:
+        sizes.append(int(nodes["num_blocks"][node]))
+        node = int(nodes["next"][node])
+    return sizes
+
+
 def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     """Status, tokens and preemptions equal; times equal (exact) or to 1e-9."""
     tolerance = 0 if exact else 1e-9
@@ -79,6 +88,7 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
         assert got["num_preemptions"] == want.num_preemptions
         if want.status == oracle.COMPLETED:
             assert got["num_cached_tokens"] == want.num_cached_tokens
+            assert (got["num_cpu_cached_tokens"], got["num_disk_cached_tokens"]) == want.num_tier_tokens
             for name in ("scheduled", "first_token", "last_token"):
                 assert got[name] == pytest.approx(getattr(want, name), rel=tolerance, abs=tolerance)
             assert got["num_accepted_tokens"] == want.num_accepted
@@ -90,12 +100,19 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     assert replica["num_preemptions"] == expected.num_preemptions
     assert replica["num_scheduled_tokens"] == sum(n for _, step in expected.steps for _, n in step)
     assert replica["outstanding_time"] == pytest.approx(expected.in_system_time, rel=1e-9, abs=1e-12)
+    if expected.num_preemptions == 0:
+        waits = sum(r.scheduled - r.visible for r in expected.records if r.status == oracle.COMPLETED)
+        assert replica["waiting_time"] == pytest.approx(waits, rel=1e-9, abs=1e-12)
     assert fleet.schedulers["free_blocks"][0] == fleet.knobs["num_gpu_blocks"][0] - 1
     assert not any(
         fleet.schedulers[name][0]
         for name in ("held_tokens", "final_tokens", "asked_blocks", "num_pieces", "num_shared")
     )
+    assert tree_of(fleet) == expected.tree
+    assert fleet.schedulers["evictable_blocks"][0] == sum(expected.tree)
     assert fleet.schedulers["free_cpu_blocks"][0] == fleet.knobs["num_cpu_blocks"][0]
+    assert replica["load_time"] == pytest.approx(expected.load_time, rel=1e-9)
+    assert_tiers(fleet, expected)
     assert fleet.time_by_resource.sum() == pytest.approx(replica["busy_time"], rel=1e-9)
     assert fleet.histogram.sum() == len(gaps)
     if exact:  # a gap near a bin's edge may fall on either side if it was rounded
@@ -119,6 +136,22 @@ def assert_groups_agree(fleet: Fleet, expected: oracle.Outcome, tolerance: float
         node = fleet.blocks[0, node]["next"]
     assert len(free) == scheduler["num_tree_blocks"]
     assert not fleet.blocks[0, : len(free) + 1]["references"].any()
+
+
+def assert_tiers(fleet: Fleet, expected: oracle.Outcome) -> None:
+    """The tiers hold as many texts, each once, and the ring of each goes through all of them."""
+    blocks, sizes = fleet.blocks[0], fleet.knobs["tier_blocks"][0].tolist()
+    ring = int(fleet.knobs["num_gpu_blocks"][0])
+    for size, held in zip(sizes, expected.tiers, strict=True):
+        if size == 0:
+            assert held == 0
+            continue
+        slots = [int(blocks["next"][ring])]
+        while slots[-1] != ring and len(slots) <= held:
+            slots.append(int(blocks["next"][slots[-1]]))
+        assert sorted(slots) == list(range(ring, ring + held + 1))
+        assert len(set(blocks["hash"][ring + 1 : ring + held + 1].tolist()) - {0}) == held
+        ring += 1 + size
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))

@@ -7,16 +7,23 @@ import numpy as np
 import pytest
 from synthetic import result_of, result_of_queue, scenario_of
 
+from infersim.cost.floors import floor_ttft
 from infersim.engine.state import OVER_MAX_MODEL_LEN, REJECTED
 from infersim.explain.binding import find_binding
 from infersim.explain.summary import summarize
+from infersim.models.catalog import load_model
 from infersim.report.files import to_json
 from infersim.report.terminal import MAX_LINES, WIDTH, render
+from infersim.run import run as run_scenario
+from infersim.spec.hardware import load_hardware
+from infersim.spec.parallelism import Parallelism
+from infersim.spec.precision import Precision
+from infersim.spec.scenario import build_scenario
 
 
 def run(split, **fields):
     arrival = np.arange(100.0)
-    fields = {"time_by_resource": np.array(split, "f8"), "busy_time": float(sum(split)), **fields}
+    fields = {"time_by_resource": np.array([*split, 0.0]), "busy_time": float(sum(split)), **fields}
     return result_of(arrival, arrival, arrival + 0.2, arrival + 0.8, prompts=50, outputs=4, **fields)
 
 
@@ -125,3 +132,14 @@ def test_a_closed_loop_is_named_after_its_clients(clients, text):
     workload = {"input_tokens": 1, "output_tokens": 1, "request_rate": "inf", "max_concurrency": clients}
     run = result_of(arrival, arrival, arrival + 0.2, arrival + 0.2, scenario=scenario_of(workload=workload))
     assert text in render(summarize([run]), [])[0][1]
+
+
+def test_the_floor_of_a_first_token_counts_what_is_computed():
+    """A prompt of which the prefix cache has nearly all is quicker than the FLOPs of the whole."""
+    workload = {"request_rate": 1, "num_requests": 50, "prefixes": {"count": 1, "tokens": 8000}, "input_tokens": 64,
+                "output_tokens": 4}  # fmt: skip
+    scenario = build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload}, "test")
+    (result,) = run_scenario(scenario)
+    ttft = result.requests["first_token"] - result.requests["sent"]
+    whole = floor_ttft(load_model("Llama-3.1-8B"), load_hardware("h100-sxm"), Precision(), Parallelism(), 8064)
+    assert result.floors["ttft"] < ttft.min() < whole

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from infersim.explain.summary import kv_shares
-from infersim.run import run
+from infersim.run import run, simulate
 from infersim.spec.scenario import build_scenario
+from infersim.workload.requests import Requests
 
 SLOTS = 15_728  # of OPT-13B in 12 GiB (Kwon et al. 2023, table 1)
 
@@ -48,6 +49,27 @@ def test_who_knows_the_output_wastes_nothing_inside_and_a_buddy_allocator_outsid
     assert exact.running_time / exact.end_time > 1.2 * buddy.running_time / buddy.end_time
 
 
+def test_a_buddy_allocator_keeps_large_holes_whole():
+    """Of 8 slots 0 to 3 are free and 4 to 6 are not: a piece of one goes to 7, and one of four still fits."""
+    setting = build_scenario(
+        {
+            "model": "OPT-13B",
+            "hardware": "a100-sxm-40gb",
+            "engine": {"preset": "orca", "reserve": "output-length", "max_model_len": 512, "host_request_time": 0.0,
+                       "block_size": 64, "num_gpu_blocks_override": 9, "gpu_memory_utilization": 0.95},
+            "workload": {"num_requests": 5, "input_tokens": 1, "output_tokens": 1},
+        },
+        "test",
+    )  # fmt: skip
+    # pieces of four, two and one blocks, of which the first is given back soon; then of one and of four
+    lengths = ((250, 2), (64, 64), (32, 32), (20, 40), (200, 50))
+    prompts, outputs = (np.array(x) for x in zip(*lengths, strict=True))
+    result = simulate(setting, Requests(np.array([0.0, 0.0, 0.0, 0.5, 0.5]), prompts, outputs, np.arange(5)))
+    r = result.requests
+    assert r["last_token"][0] < 0.5 < r["last_token"][1:].min()
+    assert r["scheduled"][4] < r["last_token"][1:4].min()
+
+
 def test_powers_of_two_are_never_more_than_twice_the_output():
     shares = kv_shares(pieces(reserve="power-of-two"))
     assert 0 < shares["internal"] < shares["token"] + shares["reserved"]
@@ -64,10 +86,14 @@ def short_of_memory(**engine):
     return run(build_scenario(parts, "test"))[0]
 
 
-def test_swapping_computes_every_token_once():
+@pytest.mark.parametrize("caching", [False, True])
+def test_swapping_computes_every_token_once(caching):
     """What is copied out comes back: scheduled tokens are prompts and outputs, the last token apart; recomputation
-    needs more."""
-    swapped, recomputed = short_of_memory(preemption_mode="swap", swap_space="64 GiB"), short_of_memory()
+    needs more, even where a request may find its own blocks again."""
+    swapped, recomputed = (
+        short_of_memory(enable_prefix_caching=caching, **swap)
+        for swap in ({"preemption_mode": "swap", "swap_space": "64 GiB"}, {})
+    )
     r = swapped.requests
     once = int((r["prompt_tokens"] + r["num_output_tokens"] - 1).sum(dtype="i8"))
     assert r["num_preemptions"].sum() > 20
@@ -75,9 +101,10 @@ def test_swapping_computes_every_token_once():
     assert recomputed.num_scheduled_tokens > 1.05 * once
 
 
-def test_copies_take_their_bytes_over_pcie():
+@pytest.mark.parametrize("caching", [False, True])
+def test_copies_take_their_bytes_over_pcie(caching):
     """All that swapping adds to a step is its blocks' bytes at PCIe's bandwidth, out and in."""
-    result = short_of_memory(preemption_mode="swap", swap_space="64 GiB")
+    result = short_of_memory(preemption_mode="swap", swap_space="64 GiB", enable_prefix_caching=caching)
     rows = result.replicas.rows
     copied = int(rows["num_copied"].sum())
     assert copied > 0
@@ -89,8 +116,10 @@ def test_copies_take_their_bytes_over_pcie():
     assert slow.busy_time - fast.busy_time == pytest.approx(seconds, rel=1e-6)
 
 
-def test_no_room_on_the_cpu_is_recomputation():
+@pytest.mark.parametrize("caching", [False, True])
+def test_no_room_on_the_cpu_is_recomputation(caching):
     """A CPU pool smaller than any request changes nothing at all."""
-    tiny, none = short_of_memory(preemption_mode="swap", swap_space="1 MB"), short_of_memory()
+    tiny = short_of_memory(preemption_mode="swap", swap_space="1 MB", enable_prefix_caching=caching)
+    none = short_of_memory(enable_prefix_caching=caching)
     for name in tiny.requests.dtype.names:
         assert np.array_equal(tiny.requests[name], none.requests[name]), name

@@ -24,7 +24,7 @@ def test_a_sound_run_passes():
     [
         ({"outstanding_time": 8.1}, "Little's law"),
         ({"busy_time": 9.0}, "time by resource"),
-        ({"time_by_resource": np.array([9.0, -1.0, 0, 0, 0, 0, 0, 0])}, "time by resource"),
+        ({"time_by_resource": np.array([9.0, -1.0, 0, 0, 0, 0, 0, 0, 0])}, "time by resource"),
         ({"blocks_held": 1}, "KV blocks"),
         ({"num_scheduled_tokens": 229}, "tokens were scheduled"),
         ({"itl_histogram": np.zeros(4864, "i8")}, "inter-token gaps"),

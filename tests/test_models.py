@@ -332,9 +332,9 @@ def test_all_problems_come_at_once():
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"model_type": None}, "x: model_type: missing; known: bloom, "),
-        ({"model_type": "lama"}, "x: model_type: unknown family 'lama'; known: bloom, "),
-        ({"model_type": ["llama"]}, "x: model_type: must be a text (got a list of 1); known: bloom, "),
+        ({"model_type": None}, "x: model_type: missing; must be one of "),
+        ({"model_type": "lama"}, "x: model_type: unknown family 'lama'; did you mean llama?"),
+        ({"model_type": ["llama"]}, "x: model_type: must be a text (got a list of 1); must be one of "),
         ({"model_type": "nemotron_h"}, "x: model_type: nemotron_h is not modelled yet: it has Mamba-2 layers"),
         ({"num_key_value_heads": 3}, "x: num_key_value_heads: must divide num_attention_heads 8 (got 3)"),
         (

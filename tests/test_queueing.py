@@ -54,6 +54,25 @@ def test_the_slowest_server_of_a_closed_loop_sets_its_throughput(max_concurrency
     assert throughput == pytest.approx(min(max_concurrency / STEP, 1 / token_time), rel=0.1)
 
 
+def test_steps_that_are_wasted_send_nothing():
+    """Under asynchronous scheduling a sequence runs once more after its last token, if only the token tells that it was
+    the last: what comes of that is thrown away before the API server sees it."""
+
+    def last_token(max_tokens: int) -> tuple[float, int]:
+        knobs = make_knobs(
+            block_size=16, num_gpu_blocks=100_000, max_num_seqs=64, max_num_batched_tokens=64, max_model_len=65536,
+            async_scheduling=True, steps_in_flight=2, host_token_time=1.0,
+        )  # fmt: skip
+        fleet = Fleet([ReplicaSpec(knobs, flat_cost(64))])
+        fleet.submit(0, np.zeros(8), 1, np.full(8, 3), np.full(8, max_tokens))
+        fleet.advance()
+        return fleet.requests["last_token"].max(), int(fleet.replicas["num_wasted_tokens"].sum())
+
+    (known, none), (unknown, wasted) = last_token(3), last_token(100)
+    assert (none, wasted) == (0, 8)
+    assert unknown == known
+
+
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_and_equal_requests_is_m_d_1(load):
     """Mean wait of M/D/1: rho s / (2 (1 - rho)) (Pollaczek-Khinchine with no variance)."""

@@ -99,7 +99,12 @@ def calibrate(tables: list[Rows], hardware: Hardware, source: str) -> dict[str, 
         if shares := fit(rows, hardware, f"{source}{software}"):
             found[key] = shares
     if not found:
-        raise InputError("the tables hold too few rows that no cache has touched; must be a few dozen of a class")
+        counts = [(len(rows), soundness(rows, hardware)) for rows in joined(filter(known, tables))]
+        raise InputError(
+            "the tables hold too few rows that no cache has touched; must be a few dozen of a class"
+            f" (got {sum(n for n, _ in counts)} rows of classes that are fitted, {sum(s.cached for _, s in counts)} of"
+            f" them perhaps cached and {sum(s.impossible for _, s in counts)} faster than {hardware.name} can be)"
+        )
     return dict(sorted(found.items(), key=lambda item: list(CLASSES).index(item[0].split(".")[0])))
 
 
@@ -117,7 +122,7 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
         test = np.zeros(len(rows), dtype=bool)
     train = rows.where(~test)
     names = parameters(rows.operator_class, rows.dtype, hardware)
-    if len(train) < 3 * len(names):
+    if np.unique(np.stack(list(train.columns.values())), axis=1).shape[1] < 3 * len(names):  # repeats tell nothing new
         return None
     # no kernel is faster than the fastest of those that move next to nothing
     smallest = rows.seconds[sound.negligible[sound.usable]]

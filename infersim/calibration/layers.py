@@ -22,7 +22,7 @@ def linears(frame: pd.DataFrame) -> Iterator:
     tokens = frame["tokens" if "tokens" in frame else "sequences"]
     found = []
     for (name, tensor, layer), part in frame.groupby(["model", "tp", "layer"]):
-        linear = _linears(_model(name)).get(layer)
+        linear = _linears(_cut_model(name, tensor)).get(layer)
         if linear:
             n, k = _cut(linear, int(tensor))
             found.append(part.assign(m=tokens[part.index], n=n, k=k))
@@ -35,7 +35,7 @@ def attention(frame: pd.DataFrame) -> Iterator:
     """Attention of one prompt's chunk, or of sequences of equal length that decode."""
     shapes = {}
     for name, tensor in frame[["model", "tp"]].drop_duplicates().itertuples(index=False):
-        layer = _model(name).layers[0].attention
+        layer = _cut_model(name, tensor).layers[0].attention
         kv_heads = max(1, layer.num_kv_heads // tensor)
         shapes[name, tensor] = layer.num_heads // tensor, kv_heads, layer.head_dim
     sizes = np.array([shapes[key] for key in zip(frame.model, frame.tp, strict=True)])
@@ -56,11 +56,16 @@ def _shape(frame: pd.DataFrame) -> dict:
     return {name: frame[name] for name in ("heads", "kv_heads", "head_dim")}
 
 
-def _model(name: str) -> Model:
+def _cut_model(name: str, tensor: int) -> Model:
+    """The model. InputError if so many ranks cannot share it."""
     try:
-        return load_model(name)
+        model = load_model(name)
     except InputError as error:
         raise InputError(f"column model: {error.problems[0]}") from None
+    heads = model.layers[0].attention.num_heads
+    if heads % tensor:
+        raise InputError(f"column tp: must divide the {heads} heads of {name} (got {tensor:g})")
+    return model
 
 
 def _linears(model: Model) -> dict[str, Linear]:

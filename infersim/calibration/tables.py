@@ -71,10 +71,15 @@ def held_out(rows: Rows, names: tuple[str, ...]) -> np.ndarray:
     return chosen[index.ravel()]
 
 
-def read(path: Path, hardware: Hardware) -> list[Rows]:
-    """All tables at `path` that hold kernels of this device, one per class, dtype and software."""
+def read_all(path: Path, hardware: Hardware) -> list[Rows]:
+    """All tables at `path` that hold kernels of this device, one per class, dtype and software; there may be none."""
     files = sorted(p for p in path.iterdir() if p.suffix in (".csv", ".parquet")) if path.is_dir() else [path]
-    found = [rows for file in files for rows in _read(file, hardware, alone=not path.is_dir())]
+    return [rows for file in files for rows in _read(file, hardware, alone=not path.is_dir())]
+
+
+def read(path: Path, hardware: Hardware) -> list[Rows]:
+    """The same. InputError if there is none."""
+    found = read_all(path, hardware)
     if not found:
         raise InputError(f"{path}: holds no kernel of {hardware.name} that infersim knows; see `calibrate --help`")
     return found
@@ -99,12 +104,16 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
             known = "; ".join(READERS)
             raise InputError(f"{file}: no table of kernels that infersim knows; columns must include one of: {known}")
         return
-    numbers = [name for name in needed.split() if name not in TEXTS]
+    numbers = [name for name in (*needed.split(), "window_size") if name in columns and name not in TEXTS]
     for name in numbers:
-        least = 0 if name in ("latency_us", "time_us") else -1
         values = pd.to_numeric(frame[name], errors="coerce")
-        if not (np.isfinite(values) & (values > least)).all():
-            raise InputError(f"{file}: {name} must be a number{' above 0' if least == 0 else ''} in every row")
+        if name in ("latency_us", "time_us"):
+            what, right = "a number above 0", values > 0
+        else:
+            least = LEAST.get(name, 1)
+            what, right = f"a whole number >= {least}", (values >= least) & (values % 1 == 0)
+        if not (np.isfinite(values) & right).all():
+            raise InputError(f"{file}: {name} must be {what} in every row")
     frame = frame.rename(columns={"hardware": "system", "time_us": "latency_us"})
     if "system" in frame:
         frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
@@ -118,9 +127,13 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
     # products of 32-bit integers would overflow
     frame = frame.astype(dict.fromkeys([name for name in numbers if name in frame], float))
     names = [name for name in ("backend", "version") if name in columns]
-    for key, part in frame.groupby(names, observed=True) if names else [((), frame)]:
-        software = " ".join(map(str, key))
-        for operator_class, dtype, shape, rows in READERS[needed](part):
+    for key, part in frame.groupby(names, observed=True, dropna=False) if names else [((), frame)]:
+        software = " ".join(str(word) for word in key if not pd.isna(word))
+        try:
+            found = list(READERS[needed](part))
+        except InputError as error:
+            raise InputError(f"{file}: {error.problems[0]}") from None
+        for operator_class, dtype, shape, rows in found:
             if len(rows) and (operator_class, dtype, software) not in BROKEN:
                 if (hardware.name, operator_class) in ONLY_PAIRS:
                     pairs = shape["ranks"] == 2
@@ -132,6 +145,10 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
 
 TEXTS = ("gemm_dtype", "kv_cache_dtype", "mla_dtype", "moe_dtype", "nccl_dtype", "allreduce_dtype", "op_name",
          "kernel_source", "distribution", "hardware", "model", "layer")  # fmt: skip
+LEAST = dict.fromkeys(("step", "window_size", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0) | {
+    "num_gpus": 2
+}
+"""of columns that count; of all others 1"""
 # Kernels that an engine does not take by itself, and collectives outside of CUDA graphs.
 NOT_DEFAULT = "triton_attn|fa4|eager"
 # Timed without CUDA graphs: no GEMM under 57 us on Hopper, 159 on B200, 291 on L40S; no MLA kernel under 100 us.
@@ -224,11 +241,12 @@ def _select(shape: dict, mask: pd.Series) -> dict:
     return {name: column[mask] for name, column in shape.items()}
 
 
+EXPERTS = "latency_us moe_dtype num_tokens hidden_size inter_size topk num_experts moe_tp_size moe_ep_size distribution"
 READERS = {
     "latency_us gemm_dtype m n k": _gemm,
     "latency_us kv_cache_dtype batch_size isl num_heads num_key_value_heads head_dim step": _attention,
     "latency_us mla_dtype kv_cache_dtype kernel_source batch_size isl num_heads step": _latent,
-    "latency_us moe_dtype num_tokens hidden_size inter_size topk num_experts moe_ep_size distribution": _experts,
+    EXPERTS: _experts,
     "latency_us nccl_dtype op_name num_gpus bytes": _nccl,
     "latency_us allreduce_dtype num_gpus bytes": _all_reduce,
     "time_us hardware model tp layer tokens": layers.linears,

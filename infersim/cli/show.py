@@ -203,7 +203,7 @@ ENGINE_COLUMNS: dict[str, Any] = {
         if row["retracts"]
         else "last"
     ),
-    "prefix cache": lambda row: "yes" if row["enable_prefix_caching"] else "no",
+    "prefix cache": lambda row: row["prefix_cache"] if row["enable_prefix_caching"] else "no",
     "chunked": lambda row: "yes" if row["chunked_prefill"] else "no",
     "block": lambda row: str(row["block_size"]),
     "budget/seqs": lambda row: " ".join(f"{tokens}/{seqs}" for _, tokens, seqs in row["batch_defaults"]),
@@ -222,7 +222,7 @@ def break_even(
     context: Annotated[int, Option(min=1, help="Tokens of context of every sequence.")] = 1024,
     as_json: Json = False,
 ) -> None:
-    """Where speculation, INT4 weights and early exit stop paying for a deployment."""
+    """Where speculation, INT4 weights, early exit and offloaded KV stop paying for a deployment."""
     from infersim.deployment import deployment_of
     from infersim.explain import break_even as economics
     from infersim.spec.scenario import load_scenario
@@ -251,6 +251,10 @@ def break_even(
     if description.early_exit is not None:
         parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism, deployment.engine)
         document["early_exit"] = economics.early_exit_over_batch(description.early_exit, parts, context)
+    knobs = deployment.knobs()
+    if knobs["tier_blocks"].any():
+        rows = economics.loading_over_prompt(knobs, deployment.step_cost(), deployment.memory.block_bytes)
+        document["kv_offloading"] = rows
     if as_json:
         _print_json(document)
     else:
@@ -278,6 +282,9 @@ def _print_break_even(document: dict[str, Any]) -> None:
         print(f"early exit (approximate: outputs change), {exits['policy'].replace('_', ' ')}")
         print(f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}")
         _print_rows([{k: f"{v:.3g}" for k, v in row.items()} for row in exits["over_batch"]])
+    if loads := document.get("kv_offloading"):
+        print("offloaded KV: a prompt alone is computed, or loaded but for its last block")
+        _print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in loads])
 
 
 @app.command("network")

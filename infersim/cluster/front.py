@@ -346,7 +346,17 @@ class Front:
         if self.encode and row in self.encode.request_of:
             self.encode.finished(i, row)
         elif not self.handed_over(i, row, time):
+            if time > self.clock.now:  # the API server has yet to send the last token, and may come too late
+                token = self.token[i]
+                self.clock.call_at(time, lambda: self._answered(i, token, time))
+                return
             self._end(i, REJECTED if given_up else COMPLETED, time)
+        self.drain()
+        self.admit(self.pool_of_request(i), time)
+
+    def _answered(self, i: int, token: int, time: float) -> None:
+        if self.is_current(i, token):
+            self._end(i, COMPLETED, time)
         self.drain()
         self.admit(self.pool_of_request(i), time)
 

@@ -76,17 +76,22 @@ class Collective:
         return self.inside(size) + fixed + per_byte * size
 
 
-def collective(hardware: Hardware, kind: str, dtype: str, ranks: int) -> Collective:
-    """The collective on this device's links; across nodes it has a part inside them and a part between."""
+def collective(hardware: Hardware, kind: str, dtype: str, ranks: int, apart: int = 1) -> Collective:
+    """The collective on this device's links; across nodes it has a part inside them and a part between.
+
+    Every `apart`-th device takes part: stages and data-parallel ranks have others between them.
+    """
     shares = efficiency(hardware, kind, dtype)
-    local = min(ranks, node_size(hardware))
+    local = min(ranks, max(1, node_size(hardware) // apart))
     nodes = -(-ranks // local)
     outside = (0.0, 0.0)
     if nodes > 1:
         # every device exchanges its share of the message with its peers in the other nodes
         between = wire_factor(kind, "ring", nodes) / (NETWORK_SHARE * NETWORK_BANDWIDTH)
         between *= 1.0 if kind in ("all_to_all", "send") else 1.0 / local
-        outside = (PHASES["ring"] * NETWORK_FIXED, between)
+        outside = (PHASES["direct" if kind == "send" else "ring"] * NETWORK_FIXED, between)
+    if local == 1:
+        return Collective(np.zeros_like, outside)
     if "hop" in shares.terms:
         return Collective(lambda size: _calibrated(shares, hardware, kind, local, size), outside)
     if joined(hardware, local):

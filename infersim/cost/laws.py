@@ -2,7 +2,7 @@
 
     t = (fixed + serial + smooth_max(memory, compute)) x correction
 
-A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, softness, and `terms` by the names below. Its
+A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, softness, and `terms` (spec/hardware.TERMS). Its
 arguments are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with
 them.
 """
@@ -15,37 +15,6 @@ from infersim.engine.state import QUERY_TILE
 from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .correction import log2
-
-TERMS = {
-    "gemm": {
-        "tile_depth": "columns of K that a tile's prologue and epilogue cost",
-        "small_tile": "exponent by which the rate falls with a tile's area, below 128 x 256",
-        "split_traffic": "times that the FP32 partial sums of a matrix split along K are written and read",
-        "quantization_bandwidth": "share of the memory bandwidth at which inputs are quantised",
-        "quantization_row": "seconds per row of inputs that are quantised",
-    },
-    "attention_prefill": {
-        "query_keys": "further keys that a query's work amounts to",
-        "tile_keys": "further keys that a tile of 128 queries' work on each key head amounts to, per query",
-        "narrow_head": "exponent by which the rate falls with the head dimension, below 128",
-    },
-    "attention_decode": {"sequence_time": "seconds per sequence and key head"},
-    "moe": {"elsewhere": "share of the traffic of tokens for other ranks' experts that moves here too"},
-    "all_reduce": {
-        "library_fixed": "seconds before the first byte where NCCL does it",
-        "library_bandwidth": "share of the link's bandwidth that NCCL reaches",
-        "hop": "seconds per rank beyond two where NCCL does it",
-        "switch_fixed": "seconds before the first byte where the link's switches add up",
-        "switch_bandwidth": "share of the link's bandwidth that this reaches",
-    },
-    "all_gather": {
-        "hop": "seconds per rank beyond two",
-        "quick_bandwidth": "share of the link's bandwidth of NCCL's low-latency protocols",
-        "bulk_fixed": "seconds before the first byte of its simple protocol, which reaches `bandwidth`",
-    },
-}
-TERMS |= {"reduce_scatter": TERMS["all_gather"], "all_to_all": TERMS["all_gather"]}
-TERMS |= {"mla_prefill": TERMS["attention_prefill"], "mla_decode": TERMS["attention_decode"]}
 
 # Heights and widths of the output tiles that GEMM kernels of cuBLAS and CUTLASS have, and ways to split K.
 TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))

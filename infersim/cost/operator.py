@@ -48,6 +48,8 @@ class Operator:
     activations: Amount = field(default_factory=dict)
     message: Amount = field(default_factory=dict)
     ranks: int = 1
+    apart: int = 1
+    """devices from one of these ranks to the next: 1 for neighbours"""
     window: int = 0
     """keys visible to a query, 0 for all, below 0 those of its own chunk of so many: which attention sums count"""
     row: str = ""
@@ -135,9 +137,11 @@ class Pass:
         return self.collective("all_reduce", count, self.parallelism.tensor, self.hidden_size)
 
     def collective(
-        self, kind: str, count: int, ranks: int, elements: float, per: str = "tokens", shared: bool = False
-    ) -> list[Operator]:
+        self, kind: str, count: int, ranks: int, elements: float, per: str = "tokens", shared: bool = False,
+        apart: int = 1,
+    ) -> list[Operator]:  # fmt: skip
         if ranks == 1 or count == 0:
             return []
         message = {per: elements * self.width}
-        return [Operator(kind, "collective", self.dtype, count, per, message=message, ranks=ranks, shared=shared)]
+        return [Operator(kind, "collective", self.dtype, count, per, message=message, ranks=ranks, apart=apart,
+                         shared=shared)]  # fmt: skip

@@ -2,7 +2,7 @@
 
 The list is vLLM's: matrices fused as it fuses them, the residual addition inside the norm (fused_add_rms_norm), the KV
 written by a kernel of its own (reshape_and_cache), logits for the last position of every scheduled sequence. Of the
-device only its choice of kernels for quantised matrices appears here.
+device only its choice of kernels for quantised matrices appears here, and how many of it share a node.
 """
 
 from infersim.models.architecture import MLP, Layer, Linear, Model, MoE, counted
@@ -11,6 +11,7 @@ from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
 from .attention import attention_operators
+from .collectives import node_size
 from .formats import UNPACKED_FOR, kernels, matrix_bytes
 from .moe import Routing
 from .operator import Operator, Pass
@@ -36,10 +37,22 @@ def forward_pass(
     operators += [shape.gemm(linear, "other", 1) for linear in projections]
     for layer, count in counted(model.layers).items():
         operators += _layer(layer, shape, count)
-    operators += shape.collective("send", parallelism.pipeline - 1, parallelism.pipeline, h)
+    operators += _sends(shape, node_size(hardware))
     norm_params = model.other_params - sum(linear.num_params for linear in projections)
     operators.append(shape.norm("final_norm", norm_params, 1))
     return operators + _head(model, shape)
+
+
+def _sends(shape: Pass, node: int) -> list[Operator]:
+    """From stage to stage, between two ranks of the same place in them. Devices count tensor ranks first, then
+    data-parallel ones, then stages (SGLang, TensorRT-LLM; vLLM too without data-parallel ranks). To another node each
+    rank sends its part over its own network card (vLLM's send_tensor_dict with an all_gather_group).
+    """
+    h, parallelism = shape.hidden_size, shape.parallelism
+    width, stages = parallelism.tensor * parallelism.attention_data, parallelism.pipeline
+    across = sum((i - 1) * width // node != (i * width + width - 1) // node for i in range(1, stages))
+    inside = shape.collective("send", stages - 1 - across, 2, h)
+    return inside + shape.collective("send", across, 2, h / parallelism.tensor, apart=node)
 
 
 def _layer(whole: Layer, shape: Pass, count: int) -> list[Operator]:
@@ -107,8 +120,12 @@ def _moe(whole: MoE, moe: MoE, shape: Pass, count: int) -> list[Operator]:
         there = shape.collective("all_to_all", count, ranks, h * reached / ranks, shared=True)
         back = there
     else:
-        there = shape.collective("all_gather", count, parallelism.attention_data, h, shared=True)
-        back = shape.collective("reduce_scatter", count, parallelism.attention_data, h, shared=True)
+        there = shape.collective(
+            "all_gather", count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor
+        )
+        back = shape.collective(
+            "reduce_scatter", count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor
+        )
     return [*operators, *there, experts, *back, *shape.all_reduce(count if moe.shared else 0)]
 
 

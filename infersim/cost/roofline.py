@@ -72,7 +72,9 @@ def rate(hardware: Hardware, operator: Operator) -> Rate:
         peak=peak,
         shares=shares,
         hardware=hardware,
-        collective=collective(hardware, operator.name, operator.dtype, operator.ranks) if operator.message else None,
+        collective=collective(hardware, operator.name, operator.dtype, operator.ranks, operator.apart)
+        if operator.message
+        else None,
     )
 
 
@@ -175,5 +177,5 @@ def _correction(operator: Operator, rate: Rate, sums: Sums, seconds) -> np.ndarr
 
 
 def zero_split(*shape: int) -> np.ndarray:
-    """f8[*shape, 8], by resource; in memory each resource stands by itself, as `add_time` goes over them."""
+    """f8[*shape, 9], by resource; in memory each resource stands by itself, as `add_time` goes over them."""
     return np.moveaxis(np.zeros((len(RESOURCES), *shape)), 0, -1)

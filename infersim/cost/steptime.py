@@ -55,19 +55,56 @@ def compile_step_cost(
 ) -> StepCost:
     """The price of every step of this deployment. InputError names what is not modelled.
 
-    No step is dearer than one of more tokens, although some kernels were measured so: see `rising`.
+    No step is dearer than one of more tokens, or of more keys, although some kernels were measured so: see `rising`.
     """
     cost = sum_operators(model, hardware, precision, parallelism, engine)
-    shared = None if cost.shared is None else rising(cost.shared)
-    return replace(cost, linear=rising(cost.linear), head=rising(cost.head), shared=shared)
+    linear, head, shared = (
+        None if table is None else np.ascontiguousarray(table * rising(table.sum(1))[:, None])
+        for table in (cost.linear, cost.head, cost.shared)
+    )
+    return replace(cost, linear=linear, head=head, shared=shared, attention=_rising_attention(cost.attention))
 
 
-def rising(table: np.ndarray) -> np.ndarray:
-    """The table, its rows scaled so that their sums rise: to the geometric mean of what the rows before allow (at
-    least as much as any of them) and what those behind do (at most)."""
-    total = table.sum(1)
-    least, most = np.maximum.accumulate(total), np.minimum.accumulate(total[::-1])[::-1]
-    return np.ascontiguousarray(table * (np.sqrt(least * most) / np.where(total > 0.0, total, 1.0))[:, None])
+def rising(times: np.ndarray) -> np.ndarray:
+    """What to multiply times with so that they rise along every axis: to the geometric mean of what those before allow
+    (at least as much as any of them) and what those behind do (at most)."""
+    least, most = times, np.flip(times)
+    for axis in range(times.ndim):
+        least, most = np.maximum.accumulate(least, axis), np.minimum.accumulate(most, axis)
+    return np.sqrt(least * np.flip(most)) / np.where(times > 0.0, times, 1.0)
+
+
+def _rising_attention(prices: np.ndarray) -> np.ndarray:
+    """ATTENTION_PRICE rows whose times rise from knot to knot of their corrections, with queries and with keys.
+
+    Shapes that were not measured need it most: corrections of others' small chunks made 2 tokens behind a long context
+    dearer than 256.
+    """
+    prices = prices.copy()
+    for row in prices:
+        for phase in ("decode", "prefill"):
+            grid = row[f"{phase}_grid"]
+            if not grid.any():
+                continue
+            first, per_work, low, per_key = row[f"{phase}_axes"]
+            works, keys = (start + np.arange(n) / per for start, n, per in
+                           zip((first, low), CORRECTION, (per_work, per_key), strict=True))  # fmt: skip
+            queries, means = np.meshgrid(exp2(works), exp2(keys), indexing="ij")
+            grid += np.log(rising(_kernel_time(row, phase, queries, means) * np.exp(grid)))
+    return prices
+
+
+def _kernel_time(row: np.void, phase: str, queries: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Seconds of one attention kernel before its correction; of a prefill one chunk, or prompts without a context."""
+    pairs = queries * means
+    kv, activations, compute, fixed, softness = (
+        row[f"{phase}_{name}"] for name in ("kv", "activations", "compute", "fixed", "softness")
+    )
+    seen, computing = pairs, compute * pairs
+    if phase == "prefill":
+        seen = np.maximum(means + queries / 2, queries)
+        computing = computing + row["prefill_query"] * queries + row["prefill_tile"] * queries / QUERY_TILE
+    return fixed + smooth_max(kv * seen + activations * queries, computing, softness)
 
 
 def launches(operator: Operator) -> int:

@@ -15,13 +15,16 @@ from .blocks import (
 )
 from .contiguous import give_back, take_piece
 from .njit import compiled
+from .radix import share_match
 from .state import (
+    CPU,
     RESERVE_MAX_MODEL_LEN,
     RESERVE_OUTPUT_LENGTH,
     RESERVE_POWER_OF_TWO,
     RESERVE_TO_COMPLETION,
     RESERVE_WHOLE_PROMPT,
 )
+from .tiers import load, look_below
 
 
 @compiled
@@ -116,7 +119,7 @@ def extend(request, scheduler, knobs, blocks, table, segments, num_tokens, lengt
 
     Tokens in flight are not known yet: a block with one is hashed at a later step.
     """
-    take_until(request, scheduler, blocks, table, length)
+    take_until(request, scheduler, knobs, blocks, table, length)
     full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
     hash_until(request, knobs, scheduler, blocks, table, segments, full)
     set_slots(request, knobs)
@@ -164,23 +167,40 @@ def promised_blocks(requests, scheduler, knobs, running):
 
 @compiled
 def cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, watermark):
-    """Tokens of a waiting request that the cache holds; -1: it was turned away before, and nothing helped it since;
-    -2: it shares text with a prompt that is being computed in this step, for which it waits."""
+    """Tokens of a waiting request that the cache holds, or the CPU's memory if it was swapped.
+
+    -1: it was turned away before, and nothing helped it since; -2: it shares text with a prompt that is being computed
+    in this step, for which it waits.
+    """
     if q == scheduler.blocked_request and scheduler.blocked_need + watermark > scheduler.free_blocks:
         return -1
-    length = look_up(request, knobs, scheduler, blocks, segments, tables[free_table(scheduler)])
-    return -2 if length < 0 else length * knobs.block_size
+    table = tables[free_table(scheduler)]
+    length = look_up(request, knobs, scheduler, blocks, segments, table)
+    if length < 0:
+        return -2
+    if request.num_swapped > 0:
+        return request.num_computed_tokens
+    if knobs.tier_blocks[CPU] > 0:
+        length += look_below(request, knobs, scheduler, blocks, segments, table)
+    return length * knobs.block_size
 
 
 @compiled
 def allocate_cached(request, scheduler, knobs, blocks, tables, segments, cached, n, reserve):
-    """`allocate` for a waiting request that was just looked up: share what is cached, take the rest."""
+    """`allocate` for a waiting request that was just looked up: share what the GPU has, take the rest."""
     length = table_length_for(request, knobs, cached + n, True)
-    hit = cached // knobs.block_size
+    hit = request.num_hashed_blocks
     needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
     if needed + reserve > scheduler.free_blocks:
         return False
     share_hits(request, scheduler, blocks, tables, hit)
+    if cached > hit * knobs.block_size:
+        if request.num_swapped == 0:
+            load(request, knobs, scheduler, blocks, tables[request.table], hit, cached // knobs.block_size)
+        step = scheduler.step
+        scheduler.step = -1  # text that is there, not text that this step computes
+        extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached, length)
+        scheduler.step = step
     extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached + n, length)
     return True
 
@@ -197,6 +217,17 @@ def share_hits(request, scheduler, blocks, tables, length):
     scheduler.blocked_request = -1
     request.table_length = length
     request.num_blocks = scheduler.hit_blocks
+
+
+@compiled
+def allocate_matched(request, scheduler, knobs, tables, nodes, cached, n, reserve):
+    """`allocate` for a waiting request that was just matched: hold what the radix tree has, take the rest."""
+    length = table_length_for(request, knobs, cached + n, True)
+    if length - scheduler.hit_blocks + scheduler.idle_hit_blocks + reserve > scheduler.free_blocks:
+        return False
+    share_match(request, cached, scheduler, nodes)
+    request.entered = 0
+    return allocate(request, scheduler, knobs, tables, cached + n, True, reserve)
 
 
 @compiled

@@ -3,107 +3,32 @@
 Written after vLLM 0.11-0.33 (vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_manager.py): only
 full blocks are hashed, each hash chained to the one before; a block keeps its hash when it is freed and loses it when
 it is given out again; a request's blocks are freed last first, so that the ends of prompts go before their beginnings.
-
-No token exists: a block's text is named by the segments that it covers (state.SEGMENT), and after them by the request.
 """
 
+from .hashes import enter, evict, find, hash_block, key_of
 from .njit import compiled
-from .state import WAIT_FOR_LATE_HITS
-
-# odd 64-bit numbers without structure (from splitmix64 and xxhash64)
-SALT_NAME, SALT_OFFSET, SALT_LENGTH = 0x1E3779B185EBCA87, 0x42B2AE3D27D4EB4F, 0x165667B19E3779F9
-SALT_TABLE, MIX_FIRST, MIX_LAST = 0x27D4EB2F165667C5, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
+from .state import CPU, WAIT_FOR_LATE_HITS
+from .tiers import clear_tiers, keep
 
 
 @compiled
-def hash_block(request, segments, block_size, chain, segment, offset):
-    """The chained hash of the request's next block of text, and the segment and offset where the one after begins."""
-    left = block_size
-    while left > 0:
-        taken = left
-        name = request.name
-        ends = False
-        if segment < request.num_segments:
-            row = segments[request.first_segment + segment]
-            name = row.name
-            ends = row.length - offset <= left
-            if ends:
-                taken = row.length - offset
-        chain = (chain ^ (name * SALT_NAME + offset * SALT_OFFSET + taken * SALT_LENGTH)) * MIX_FIRST
-        chain = (chain ^ (chain >> 32)) * MIX_LAST
-        chain = chain ^ (chain >> 29)
-        left -= taken
-        offset += taken
-        if ends:
-            segment += 1
-            offset = 0
-    return chain, segment, offset
+def take(blocks, scheduler, knobs):
+    """The least recently used free block, without its hash. Block 0 closes the ring of the free queue.
 
-
-@compiled
-def key_of(chain, table):
-    """What a block of one block table is known by; never 0, which is no hash."""
-    key = chain ^ (table * SALT_TABLE)
-    return key if key != 0 else 1
-
-
-@compiled
-def find(blocks, key):
-    """The block that has had this hash longest, or 0."""
-    b = blocks[key & (len(blocks) - 1)].bucket
-    while b > 0 and blocks[b].hash != key:
-        b = blocks[b].chain
-    return b
-
-
-@compiled
-def enter(blocks, scheduler, b, key):
-    """Block b is full and has this hash from now on."""
-    blocks[b].hash = key
-    blocks[b].step = scheduler.step
-    blocks[b].chain = 0
-    bucket = blocks[key & (len(blocks) - 1)]
-    last = bucket.bucket
-    if last == 0:
-        bucket.bucket = b
-        return
-    while blocks[last].chain > 0:
-        last = blocks[last].chain
-    blocks[last].chain = b
-
-
-@compiled
-def evict(blocks, b):
-    """Block b loses its hash. True if another block has the same."""
-    key = blocks[b].hash
-    bucket = blocks[key & (len(blocks) - 1)]
-    if bucket.bucket == b:
-        bucket.bucket = blocks[b].chain
-    else:
-        before = bucket.bucket
-        while blocks[before].chain != b:
-            before = blocks[before].chain
-        blocks[before].chain = blocks[b].chain
-    blocks[b].hash = 0
-    left = blocks[b].chain
-    while left > 0:
-        if blocks[left].hash == key:
-            return True
-        left = blocks[left].chain
-    return False
-
-
-@compiled
-def take(blocks, scheduler):
-    """The least recently used free block, without its hash. Block 0 closes the ring of the free queue."""
+    Text that the GPU then holds no more goes to the tiers below, if there are any.
+    """
     b = blocks[0].next
     after = blocks[b].next
     blocks[0].next = after
     blocks[after].prev = 0
     blocks[b].references = 1
     scheduler.free_blocks -= 1
-    if blocks[b].hash != 0 and evict(blocks, b):
-        scheduler.blocked_request = -1
+    key = blocks[b].hash
+    if key != 0:
+        if evict(blocks, b):
+            scheduler.blocked_request = -1
+        elif knobs.tier_blocks[CPU] > 0 and find(blocks, key) == 0:
+            keep(blocks, scheduler, knobs, key)
     return b
 
 
@@ -187,7 +112,13 @@ def release_outside_window(request, knobs, scheduler, blocks, table):
 
 @compiled
 def hash_until(request, knobs, scheduler, blocks, table, segments, full):
-    """Hash the request's blocks, in all its block tables, until `full` of each are."""
+    """Hash the request's blocks, in all its block tables, until `full` of each are.
+
+    Where nobody else has its text that waits until it is preempted, when it alone may find them again (remember).
+    """
+    if scheduler.unshared:
+        request.num_hashed_blocks = max(request.num_hashed_blocks, full)
+        return
     while request.num_hashed_blocks < full:
         request.chain, request.segment, request.segment_offset = hash_block(
             request, segments, knobs.block_size, request.chain, request.segment, request.segment_offset
@@ -202,24 +133,35 @@ def hash_until(request, knobs, scheduler, blocks, table, segments, full):
 
 
 @compiled
-def take_until(request, scheduler, blocks, table, length):
+def remember(request, knobs, scheduler, blocks, table, segments):
+    """Hash the blocks of a request that is about to give them up, and of whose text nobody knew until now."""
+    full = request.num_hashed_blocks
+    request.num_hashed_blocks = request.segment_offset // knobs.block_size  # it begins no segments
+    step = scheduler.step
+    scheduler.unshared, scheduler.step = 0, -1  # earlier text, not text that this step computes
+    hash_until(request, knobs, scheduler, blocks, table, segments, full)
+    scheduler.unshared, scheduler.step = 1, step
+
+
+@compiled
+def take_until(request, scheduler, knobs, blocks, table, length):
     """Take blocks, which are known to be free, until each block table has `length`; more stay as they are."""
     if length <= request.table_length:
         return
     for t in range(scheduler.num_tables):
         for i in range(t * scheduler.table_stride + request.table_length, t * scheduler.table_stride + length):
-            table[i] = take(blocks, scheduler)
+            table[i] = take(blocks, scheduler, knobs)
         request.num_blocks += length - request.table_length
     request.table_length = length
 
 
 @compiled
-def identify(requests, knobs, scheduler, blocks, tables, segments, replica, rank):
+def identify(requests, knobs, scheduler, blocks, tables, replica, rank):
     """Give every block held an identity; the others form the free queue.
 
     Needed before the first step of requests that share text. Of others nobody can find a block again until the first
     preemption: until then counting them is enough, and then it does not matter which block is whose. replica: whose
-    requests may hold blocks already, -1 if none does.
+    requests, which share no text, hold blocks already, -1 if none does.
     """
     scheduler.identified = 1
     scheduler.free_blocks = knobs.num_gpu_blocks - 1
@@ -228,19 +170,17 @@ def identify(requests, knobs, scheduler, blocks, tables, segments, replica, rank
         blocks[b].next = b + 1
     blocks[0].prev = knobs.num_gpu_blocks - 1
     blocks[knobs.num_gpu_blocks - 1].next = 0
-    step = scheduler.step
-    scheduler.step = -1  # what is found again is its own earlier text, not text that this step computes
-    for q in range(len(requests) if replica >= 0 else 0):
+    clear_tiers(blocks, knobs)
+    if replica < 0:
+        return
+    scheduler.unshared = 1
+    for q in range(len(requests)):
         request = requests[q]
         if request.num_blocks > 0 and request.replica == replica and request.rank == rank:
             take_table(request, scheduler, tables)
-            full = request.num_hashed_blocks
-            request.num_hashed_blocks = 0
             request.table_length = request.num_blocks
             for position in range(request.table_length):
-                tables[request.table, position] = take(blocks, scheduler)
-            hash_until(request, knobs, scheduler, blocks, tables[request.table], segments, full)
-    scheduler.step = step
+                tables[request.table, position] = take(blocks, scheduler, knobs)
 
 
 @compiled
@@ -261,13 +201,16 @@ def window_hit(table, stride, first, num_tables, length, wanted):
 def look_up(request, knobs, scheduler, blocks, segments, table):
     """Number of leading blocks that need not be computed: cached for every KV group, and at least one token is left.
 
-    -1 if the first that is missing is computed in this step and the engine waits for such.
+    -1 if the first that is missing is computed in this step and the engine waits for such. Of a swapped request only
+    what it had computed counts: that is in the CPU's memory, but what the GPU still has need not be taken anew.
 
     Writes those that a request would hold to `table` (0 outside a window), how many they are and how many of them are
     free to the scheduler's hit_blocks and idle_hit_blocks, and the hash state at their end to the request.
     """
     stride = scheduler.table_stride
     limit = (request.prompt_tokens + request.num_output_tokens - 1) // knobs.block_size
+    if request.num_swapped > 0:
+        limit = request.num_computed_tokens // knobs.block_size
     chain, segment, offset = 0, 0, 0
     windows = False
     length = 0

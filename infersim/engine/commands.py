@@ -1,10 +1,12 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
-from .allocation import allocate, free, share_hits
-from .blocks import find, free_table, hash_block, identify, key_of, look_up, take_until
+from .allocation import allocate, allocate_matched, free, share_hits
+from .blocks import free_table, identify, look_up, take_until
 from .groups import forget
+from .hashes import find, hash_block, key_of
 from .njit import compiled
 from .queue import remove
+from .radix import evict, insert, match_prefix, peek, release_path
 from .replica import count_outstanding, drop_finished, send
 from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
@@ -39,6 +41,11 @@ def abort(a, q, time):
         scheduler.num_forks -= request.num_sequences - 1
     if a.knobs[r].num_sequences > 1:
         forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
+    if a.knobs[r].radix:
+        if before == RUNNING:
+            computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)
+            insert(q, computed, scheduler, a.knobs[r], a.requests, a.nodes[rank], a.segments)
+        release_path(request, scheduler, a.nodes[rank])
     free(request, scheduler, a.blocks[rank], a.tables[rank])
     wake(replica, time)
     replica.num_finished += 1
@@ -64,7 +71,7 @@ def reserve(a, q):
     hit = 0
     watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
     if scheduler.identified < 0:
-        identify(a.requests, knobs, scheduler, blocks, tables, a.segments, -1, -1)
+        identify(a.requests, knobs, scheduler, blocks, tables, -1, -1)
     if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
         return 0
     tokens = request.max_num_tokens if knobs.reserve == RESERVE_TO_COMPLETION else request.prompt_tokens
@@ -80,7 +87,15 @@ def reserve(a, q):
         fits = needed + watermark <= scheduler.free_blocks
         if fits:
             share_hits(request, scheduler, blocks, tables, hit)
-            take_until(request, scheduler, blocks, tables[request.table], length)
+            take_until(request, scheduler, knobs, blocks, tables[request.table], length)
+    elif knobs.radix:
+        cached = match_prefix(
+            request, request.prompt_tokens - 1, scheduler, knobs, a.requests, a.nodes[rank], a.segments
+        )
+        hit = scheduler.hit_blocks
+        fits = allocate_matched(request, scheduler, knobs, tables, a.nodes[rank], cached, tokens - cached, watermark)
+        if fits:
+            evict(a.nodes[rank], scheduler, 0)
     else:
         fits = allocate(request, scheduler, knobs, tables, tokens, True, watermark)
     if not fits:
@@ -97,6 +112,8 @@ def release(a, q, time):
     request = a.requests[q]
     replica = a.replicas[request.replica]
     rank = request.replica * a.call[0].ranks + request.rank
+    if a.knobs[request.replica].radix:
+        release_path(request, a.schedulers[rank], a.nodes[rank])
     free(request, a.schedulers[rank], a.blocks[rank], a.tables[rank])
     replica.num_reserved -= 1
     wake(replica, time)
@@ -114,6 +131,9 @@ def match(a, q):
         a.replicas[r].num_matched = 0
         for rank in range(r * ranks, (r + 1) * ranks):
             scheduler = a.schedulers[rank]
+            if knobs.radix:
+                tokens = peek(request, request.prompt_tokens - 1, knobs, a.requests, a.nodes[rank], a.segments)
+                a.replicas[r].num_matched = max(a.replicas[r].num_matched, tokens)
             if scheduler.identified <= 0:
                 continue
             limit = (request.prompt_tokens - 1) // knobs.block_size

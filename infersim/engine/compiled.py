@@ -80,8 +80,8 @@ def _compile() -> tuple[bytes, dict]:
 
     def entry(
         call, replicas, schedulers, knobs, prices, table, steps_priced, attention, draft_attention, plan, accepted,
-        sums, scratch, due, requests, segments, sequences, blocks, tables, hashes, running, steps, drafts, counts,
-        step_end, histogram, gaps, gap_offset, events,
+        sums, scratch, due, requests, segments, sequences, blocks, nodes, tables, hashes, running, steps, drafts,
+        counts, step_end, histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -105,6 +105,7 @@ def _compile() -> tuple[bytes, dict]:
                 carray(segments, (c[0].num_segments,)),
                 carray(sequences, (c[0].num_sequences,)),
                 carray(blocks, (n * ranks, c[0].num_blocks)),
+                carray(nodes, (n * ranks, c[0].num_nodes)),
                 carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
                 carray(hashes, (c[0].num_table_columns,)),
                 carray(running, (n * ranks, seqs)),
@@ -121,9 +122,9 @@ def _compile() -> tuple[bytes, dict]:
 
     records = (
         "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "SEQUENCE",
-        "BLOCK", "EVENT",
+        "BLOCK", "NODE", "EVENT",
     )  # fmt: skip
-    call, replica, scheduler, knobs, price, attention, sums, request, segment, sequence, block, event = (
+    call, replica, scheduler, knobs, price, attention, sums, request, segment, sequence, block, node, event = (
         numba.from_dtype(getattr(state, name)) for name in records
     )
     f4, f8, i2, i4, i8 = types.float32, types.float64, types.int16, types.int32, types.int64
@@ -147,6 +148,7 @@ def _compile() -> tuple[bytes, dict]:
         segment,
         sequence,
         block,
+        node,
         i4,
         i8,
         i4,

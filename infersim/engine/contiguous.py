@@ -1,9 +1,9 @@
-"""KV memory in one piece per request: first fit over the address space, as engines before PagedAttention did. Compiled.
+"""KV memory in one piece per request, as engines before PagedAttention had it. Compiled.
 
 The reservations are those of Kwon et al. 2023, section 6.1 (Orca's Max, Pow2 and Oracle); lengths and places in blocks.
-A buddy allocator gives out powers of two at multiples of themselves; of several free ones this takes the lowest, and
-whether there is one does not depend on which were taken before (free buddies always merge). `pieces` are the rows
-(first block, block after the last) of what is given out, in order of address.
+Contiguous: first fit. A buddy allocator gives out powers of two at multiples of themselves, from the smallest free
+buddy that holds one (Knowlton 1965), of several the lowest; free buddies always merge. `pieces` are the rows (first
+block, block after the last) of what is given out, in order of address.
 """
 
 from .njit import compiled
@@ -25,12 +25,24 @@ def piece_size(length, allocator):
 def take_piece(request, scheduler, knobs, pieces, length):
     """Give the request one piece for `length` blocks; False if no hole holds it."""
     size = piece_size(length, knobs.allocator)
-    align = size if knobs.allocator == BUDDY else 1
-    first, place = 0, 0
-    while place < scheduler.num_pieces and pieces[place, 0] - first < size:
-        first = (pieces[place, 1] + align - 1) // align * align
-        place += 1
-    if place == scheduler.num_pieces and first + size > knobs.num_gpu_blocks - 1:
+    first, place, smallest = -1, 0, knobs.num_gpu_blocks
+    start = 0
+    for i in range(scheduler.num_pieces + 1):
+        end = pieces[i, 0] if i < scheduler.num_pieces else knobs.num_gpu_blocks - 1
+        while end - start >= size:
+            hole = end - start
+            if knobs.allocator == BUDDY:  # the free buddy that begins here
+                hole = 1
+                while start % (2 * hole) == 0 and start + 2 * hole <= end:
+                    hole *= 2
+            if size <= hole < smallest:
+                first, place, smallest = start, i, hole
+            start += hole
+        if first >= 0 and (knobs.allocator != BUDDY or smallest == size):
+            break
+        if i < scheduler.num_pieces:
+            start = pieces[i, 1]
+    if first < 0:
         return False
     for i in range(scheduler.num_pieces, place, -1):
         pieces[i, 0], pieces[i, 1] = pieces[i - 1, 0], pieces[i - 1, 1]

@@ -49,6 +49,8 @@ def make_knobs(**values) -> np.void:
         if name in ("kv_window", "kv_multiplicity"):  # one per KV group
             knobs[name][: len(value)] = value
             knobs["num_kv_groups"] = len(value)
+        elif name.startswith("tier_"):  # one per tier
+            knobs[name][: len(value)] = value
         else:
             knobs[name] = named[name][value] if name in named else value
     return knobs[()]
@@ -163,6 +165,10 @@ class Fleet:
                 raise ValueError("groups take blocks as they grow")
             if knobs["num_sequences"] > knobs["max_num_seqs"]:
                 raise ValueError(f"{knobs['num_sequences']} sequences of one request are above max_num_seqs")
+        if knobs["radix"] and (knobs["num_kv_groups"] > 1 or knobs["kv_window"].any() or knobs["allocator"]):
+            raise ValueError("a radix tree needs pages of one KV group with full attention")
+        if knobs["policy"] == state.LONGEST_PREFIX and not knobs["radix"]:
+            raise ValueError("longest-prefix order needs a radix tree")
         if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
             raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
 
@@ -175,16 +181,20 @@ class Fleet:
         self.schedulers["new_token_ratio"] = self.knobs["new_token_ratio"].repeat(ranks)
         self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
         windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
-        self.schedulers["identified"] = np.where(caching & (windows | self.shares_text), -1, 0).repeat(ranks)
-        num_blocks = 1 << (int(self.knobs["num_gpu_blocks"][caching].max(initial=1)) - 1).bit_length()
+        tiered = self.knobs["tier_blocks"].any(axis=1)
+        self.schedulers["identified"] = np.where(caching & (windows | tiered | self.shares_text), -1, 0).repeat(ranks)
+        slots = self.knobs["num_gpu_blocks"] + (self.knobs["tier_blocks"] + 1).sum(axis=1) * tiered
+        num_blocks = 1 << (int(slots[caching].max(initial=1)) - 1).bit_length()
+        num_nodes = 1 << (int(self.knobs["num_gpu_blocks"][self.knobs["radix"] != 0].max(initial=1)) - 1).bit_length()
         if self.num_sequences > 1:  # twice the GPU's: groups that a schedule gives up keep their trees until it is made
             num_blocks = int((2 * self.knobs["num_gpu_blocks"] + self.knobs["num_cpu_blocks"]).max())
         kept = caching | (self.knobs["allocator"] != state.PAGED)
         rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][kept].max(initial=0)) + 1
         columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
-        self.call["num_blocks"] = num_blocks
+        self.call["num_blocks"], self.call["num_nodes"] = num_blocks, num_nodes
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
         self.blocks = _untouched((len(self.schedulers), num_blocks), state.BLOCK)
+        self.nodes = _untouched((len(self.schedulers), num_nodes), state.NODE)
         self.tables = _untouched((len(self.schedulers), rows, columns), np.dtype("i4"))
         self.hashes = np.zeros(columns, "i8")
         self.segments = np.zeros(1, state.SEGMENT)
@@ -265,7 +275,7 @@ class Fleet:
 
     @property
     def time_by_resource(self) -> np.ndarray:
-        """Busy seconds of all replicas by resource: f8[8], summing to their busy_time."""
+        """Busy seconds of all replicas by resource: f8[9], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
     def submit(
@@ -455,7 +465,8 @@ class Fleet:
         return self.replicas["num_matched"]
 
     def fail(self, replica: int, time: float) -> list[int]:
-        """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish.
+        """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish,
+        and so does what the API server has yet to do or to send.
 
         Returns the rows of those requests.
         """
@@ -465,14 +476,19 @@ class Fleet:
         for row in held:
             self.release(row, time)
         alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
-        ended = held + [row for row in alive if self.abort(row, time)]
+        unsent = np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["last_token"] > time)).tolist()
+        ended = held + unsent + [row for row in alive if self.abort(row, time)]
         ranks = int(self.call["ranks"][0])
         mine = slice(replica * ranks, (replica + 1) * ranks)
         self.blocks[mine] = 0  # the prefix cache, or the trees of groups
+        self.nodes[mine] = 0
+        for name in ("evictable_blocks", "num_nodes", "free_node"):
+            self.schedulers[name][mine] = 0
         self.schedulers["free_tree_block"][mine] = self.schedulers["num_tree_blocks"][mine] = 0
         self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
         row["in_flight"] = row["blocked"] = 0
+        row["front_end"] = np.minimum(row["front_end"], time)
         row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
         return ended
 

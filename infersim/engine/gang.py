@@ -24,15 +24,15 @@ def add_group(request, replica, scheduler, sums, attention, num_kinds):
 
 @compiled
 def decode_group(
-    requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds, blocks, tables, segments,
-    sequences,
+    requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds, blocks, tables, nodes,
+    segments, sequences,
 ):  # fmt: skip
     """Tokens of a running group's next step; 0: the budget does not hold it, -1: it had to be preempted itself."""
     request = requests[q]
     if request.num_sequences > budget:
         return 0
     while not append_slots(requests, q, scheduler, knobs, blocks, sequences):
-        if preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments) == q:
+        if preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments) == q:
             return -1
     return add_group(request, replica, scheduler, sums, attention, num_kinds)
 
@@ -44,7 +44,9 @@ def readmit_group(
     """Tokens of a swapped group, which runs again; 0: it does not fit."""
     request = requests[q]
     watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
-    if request.num_sequences > budget or not swap_in(requests, q, scheduler, knobs, blocks, sequences, watermark):
+    if request.num_sequences > budget or not swap_in(
+        requests, q, replica, scheduler, knobs, blocks, sequences, watermark
+    ):
         return 0
     remove(requests, scheduler, q)
     request.status = RUNNING

@@ -181,13 +181,14 @@ def forget(requests, q, scheduler, knobs, blocks, sequences):
 
 
 @compiled
-def swap_out(request, scheduler):
+def swap_out(request, replica, scheduler, knobs):
     """A preempted group is copied to the CPU's memory as it is; without room there it is to be given up."""
     scheduler.num_shared -= blocks_saved(request)
     scheduler.held_tokens -= request.num_computed_tokens
     if request.num_blocks <= scheduler.free_cpu_blocks:
         scheduler.free_cpu_blocks -= request.num_blocks
-        scheduler.num_copied += request.num_blocks
+        scheduler.copy_time += request.num_blocks * knobs.swap_block_time
+        replica.num_copied += request.num_blocks
         request.num_swapped = request.num_blocks
     else:
         give_up(request, scheduler, SWAP_SPACE_FULL)
@@ -196,7 +197,7 @@ def swap_out(request, scheduler):
 
 
 @compiled
-def swap_in(requests, q, scheduler, knobs, blocks, sequences, reserve):
+def swap_in(requests, q, replica, scheduler, knobs, blocks, sequences, reserve):
     """A swapped group gets its blocks back, and a slot for each sequence's next token, if that leaves `reserve` free
     (can_swap_in); False (and nothing taken) otherwise."""
     request = requests[q]
@@ -208,7 +209,8 @@ def swap_in(requests, q, scheduler, knobs, blocks, sequences, reserve):
         return False
     give(request, scheduler, request.num_swapped)
     scheduler.free_cpu_blocks += request.num_swapped
-    scheduler.num_copied += request.num_swapped
+    scheduler.copy_time += request.num_swapped * knobs.swap_block_time
+    replica.num_copied += request.num_swapped
     request.num_swapped = 0
     scheduler.num_shared += blocks_saved(request)
     return append_slots(requests, q, scheduler, knobs, blocks, sequences)

@@ -1,19 +1,28 @@
 """Who gives up memory when it runs out, and what becomes of it. Compiled."""
 
 from .allocation import free
-from .blocks import identify
+from .blocks import identify, remember
 from .groups import swap_out
 from .njit import compiled
 from .queue import push_back, put_back, urgency
+from .radix import evict, release_path
 from .state import RETRACT_STEPS, WAITING
 
 
 @compiled
-def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments):
-    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room."""
+def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, segments):
+    """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room.
+
+    As vLLM V0 swaps beside prefix caching (core/block/prefix_caching_block.py, cpu_gpu_block_allocator.py): all blocks
+    are copied, those that others hold are only let go of; on its return full blocks whose hash the GPU still has are
+    shared, the others taken anew and hashed, and all are copied. V0 keeps equal blocks of two swapped requests once,
+    here each has its own.
+    """
     request = requests[victim]
     if knobs.enable_prefix_caching and not scheduler.identified:
-        identify(requests, knobs, scheduler, blocks, tables, segments, request.replica, request.rank)
+        identify(requests, knobs, scheduler, blocks, tables, request.replica, request.rank)
+    if scheduler.unshared:
+        remember(request, knobs, scheduler, blocks, tables[request.table], segments)
     request.status = WAITING
     request.num_drafts = 0
     request.num_preemptions += 1
@@ -21,13 +30,16 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segment
     if knobs.num_sequences > 1:
         scheduler.num_forks -= request.num_sequences - 1
         if request.num_output_tokens > 0:
-            swap_out(request, scheduler)
+            swap_out(request, replica, scheduler, knobs)
             return
     swapped, computed = request.num_blocks, request.num_computed_tokens
+    if knobs.radix:
+        release_path(request, scheduler, nodes)
     free(request, scheduler, blocks, tables)
     if 0 < swapped <= scheduler.free_cpu_blocks:
         scheduler.free_cpu_blocks -= swapped
-        scheduler.num_copied += swapped
+        scheduler.copy_time += swapped * knobs.swap_block_time
+        replica.num_copied += swapped
         request.num_swapped = swapped
         request.num_computed_tokens = computed
 
@@ -41,7 +53,7 @@ def drop(scheduler, running, place):
 
 
 @compiled
-def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
     """Preempt the last running request that is not in this step, or the last of the least urgent of those; returns it.
 
     vLLM's victim. The request that lacks memory is not in this step, so there is one.
@@ -58,13 +70,13 @@ def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, s
                 place = i
     victim = running[place]
     drop(scheduler, running, place)
-    preempt(requests, replica, scheduler, knobs, victim, blocks, tables, segments)
+    preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, segments)
     put_back(requests, scheduler, knobs.policy, victim)
     return victim
 
 
 @compiled
-def retract(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+def retract(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
     """Retract requests until every other can decode one token (SGLang's retract_decode); True if any was.
 
     Those with the fewest outputs go first, of equal ones those with the longest prompts; to the end of the queue.
@@ -92,7 +104,10 @@ def retract(requests, replica, scheduler, knobs, running, blocks, tables, segmen
             break
         q = running[victim]
         drop(scheduler, running, victim)
-        preempt(requests, replica, scheduler, knobs, q, blocks, tables, segments)
+        preempt(requests, replica, scheduler, knobs, q, blocks, tables, nodes, segments)
+        if knobs.radix:  # room for some steps of all that remain (ScheduleBatch.release_req)
+            tokens = RETRACT_STEPS * (others - 1)
+            evict(nodes, scheduler, (tokens + knobs.block_size - 1) // knobs.block_size)
         push_back(requests, scheduler, knobs.policy, q)
         retracted = True
     if retracted:

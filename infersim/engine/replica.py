@@ -13,6 +13,7 @@ from .correction import correction
 from .groups import forget, go_on
 from .njit import compiled, inlined
 from .queue import push_back, push_front, remove
+from .radix import before_step, evict, insert, release_path
 from .scheduler import schedule
 from .speculation import draft_attention_time, num_accepted, uniform
 from .state import (
@@ -28,6 +29,7 @@ from .state import (
     HOST,
     KV,
     LAUNCH,
+    OFFLOAD,
     OVER_MAX_MODEL_LEN,
     PENDING,
     PREFILL_DONE,
@@ -99,6 +101,7 @@ def join(requests, replica, schedulers, knobs):
             if request.visible > replica.now:
                 return
             request.status = WAITING
+            replica.waiting_time += replica.now - request.visible  # since the last `observe`
         replica.pending_head = request.next
         if replica.pending_head < 0:
             replica.pending_tail = -1
@@ -194,15 +197,17 @@ def price_step(a, r):
                 a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
             )
             total += a.scratch[rank, DRAFT]
-        if scheduler.num_copied + scheduler.num_block_copies > 0:
-            copies = scheduler.num_copied * a.knobs[r].swap_block_time
-            copies += scheduler.num_block_copies * a.knobs[r].copy_block_time
-            a.replicas[r].num_copied += scheduler.num_copied
+        if scheduler.num_block_copies > 0:
+            copies = scheduler.num_block_copies * a.knobs[r].copy_block_time
             a.replicas[r].num_block_copies += scheduler.num_block_copies
-            scheduler.num_copied = 0
             scheduler.num_block_copies = 0
             a.scratch[rank, KV] += copies
             total += copies
+        if scheduler.copy_time > 0.0:
+            a.scratch[rank, OFFLOAD] += scheduler.copy_time
+            total += scheduler.copy_time
+            a.replicas[r].load_time += scheduler.load_time
+            scheduler.copy_time = scheduler.load_time = 0.0
         total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
         if total > slowest:
             slowest = total
@@ -219,7 +224,7 @@ def price_step(a, r):
         slowest += a.table[row]
         a.steps_priced[row] += 1
     for rank in range(ranks):
-        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT):
+        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT, OFFLOAD):
             if rank == chosen:
                 a.replicas[r].time_by_resource[resource] += a.scratch[rank, resource] * price.issue_share
             a.scratch[rank, resource] = 0.0
@@ -266,7 +271,7 @@ def gap_bin(gap):
 
 
 @compiled
-def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables):
+def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables, nodes, segments):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
     request = requests[q]
     was_waiting = request.status == WAITING
@@ -275,6 +280,8 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     request.status = COMPLETED
     free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     final_tokens, asked_blocks = scheduler.final_tokens, scheduler.asked_blocks
+    if knobs.radix:
+        end_text(q, scheduler, knobs, requests, nodes, segments)
     if request.hold:
         replica.num_reserved += 1
     else:
@@ -298,6 +305,38 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
 
 
 @compiled
+def end_text(q, scheduler, knobs, requests, nodes, segments):
+    """What the completed request q has computed since its prefill enters the radix tree; it holds that no longer, but
+    for somebody who is still to read it."""
+    request = requests[q]
+    computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens - 1)
+    if computed > request.prefill_end:  # else it was preempted, or ends with its prefill
+        insert(q, computed, scheduler, knobs, requests, nodes, segments)
+    if not request.hold:
+        release_path(request, scheduler, nodes)
+
+
+@compiled
+def enter_prefills(a, r, slot):
+    """What prefills that end with a step have computed enters the radix trees, before the step's tokens are looked at.
+
+    The next `observe` does not see what that frees.
+    """
+    replica, knobs = a.replicas[r], a.knobs[r]
+    elapsed = replica.now - replica.last_schedule
+    for rank in range(r * a.call[0].ranks, (r + 1) * a.call[0].ranks):
+        scheduler = a.schedulers[rank]
+        free_blocks, num_shared = scheduler.free_blocks, scheduler.num_shared
+        for i in range(a.counts[rank, slot]):
+            q = a.steps[rank, slot, i]
+            if q >= 0 and a.requests[q].entered == 0 and a.requests[q].status == RUNNING:
+                insert(q, a.requests[q].prefill_end, scheduler, knobs, a.requests, a.nodes[rank], a.segments)
+                a.requests[q].entered = 1
+        replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
+        replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
+
+
+@compiled
 def drop_finished(requests, scheduler, running):
     """Close the gaps that finished requests leave in the running list."""
     kept = 0
@@ -312,12 +351,14 @@ def drop_finished(requests, scheduler, running):
 @compiled
 def deliver(a, r, slot, end):
     """When clients have the tokens of the step that ended, on the mean of all: the API server sends one after another,
-    in turn with the requests that it takes."""
+    in turn with the requests that it takes. A sequence's tokens of one step go together, and wasted ones nowhere."""
     knobs, replica = a.knobs[r], a.replicas[r]
     tokens = 0
     for rank in range(r * a.call[0].ranks, (r + 1) * a.call[0].ranks):
         for i in range(a.counts[rank, slot]):
-            tokens += 1 if a.steps[rank, slot, i] >= 0 else 0
+            q = a.steps[rank, slot, i]
+            if q >= 0 and a.requests[q].status < COMPLETED:
+                tokens += 1
     begin = max(replica.front_end, end)
     replica.front_end = begin + tokens * knobs.host_token_time
     return begin + (tokens + 1) * 0.5 * knobs.host_token_time if tokens > 0 else end
@@ -343,6 +384,8 @@ def end_step(a, r):
     keep_gaps = call.num_gaps > 0
     speculates = call.depth > 0
     one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
+    if knobs.radix:
+        enter_prefills(a, r, slot)
     placeholder = 1 if knobs.async_scheduling else 0
     grouped = knobs.num_sequences > 1
     if grouped:
@@ -397,8 +440,9 @@ def end_step(a, r):
                 a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
                 finished |= finish(
-                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank]
-                )
+                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank],
+                    a.nodes[rank], a.segments,
+                )  # fmt: skip
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
     replica.num_drafts += num_drafts
@@ -462,8 +506,8 @@ def start_step(a, r):
     call, requests, replica, knobs, price = a.call[0], a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
-    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     observe(replica, a.schedulers, knobs, first, call.ranks)
+    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight
@@ -474,11 +518,15 @@ def start_step(a, r):
     turned_away = False
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
+        if knobs.radix:
+            before_step(requests, scheduler, knobs, a.running[rank], a.nodes[rank], a.segments)
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
-            a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.segments,
-            a.sequences, call.depth > 0,
+            a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.nodes[rank],
+            a.segments, a.sequences, call.depth > 0,
         )  # fmt: skip
+        if knobs.radix:
+            evict(a.nodes[rank], scheduler, 0)
         a.counts[rank, slot] = scheduler.num_scheduled - scheduler.num_forked
         if scheduler.num_given_up > 0:
             turned_away |= turn_away(a, r, rank)

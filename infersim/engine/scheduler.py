@@ -4,12 +4,21 @@ Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedul
 row of state.REQUEST, a queue a linked list through it.
 """
 
-from .allocation import allocate, allocate_cached, allocate_identified, cached_tokens, gate, promised_blocks
+from .allocation import (
+    allocate,
+    allocate_cached,
+    allocate_identified,
+    allocate_matched,
+    cached_tokens,
+    gate,
+    promised_blocks,
+)
 from .blocks import identify
 from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
 from .queue import remove
+from .radix import match_prefix
 from .speculation import add_verification
 from .state import (
     ADMIT,
@@ -36,7 +45,7 @@ def wished_tokens(requests, scheduler, knobs, running):
 
 @inlined
 def schedule(
-    requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables,
+    requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables, nodes,
     segments, sequences, speculates,
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
@@ -45,11 +54,11 @@ def schedule(
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
     samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
-    sums, blocks and tables this rank's of state.Arrays.
+    sums, blocks, tables and nodes this rank's of state.Arrays.
     """
     scheduler.step = replica.num_steps
     if scheduler.identified < 0:
-        identify(requests, knobs, scheduler, blocks, tables, segments, -1, -1)
+        identify(requests, knobs, scheduler, blocks, tables, -1, -1)
     budget = knobs.max_num_batched_tokens
     count = 0
     preempted = False
@@ -129,6 +138,10 @@ def schedule(
                         continue
                     idle_hits = scheduler.idle_hit_blocks
                     busy_hits = scheduler.hit_blocks - idle_hits
+                elif knobs.radix and not arrived:
+                    computed = match_prefix(request, num_tokens - 1, scheduler, knobs, requests, nodes, segments)
+                    idle_hits = scheduler.idle_hit_blocks
+                    busy_hits = scheduler.hit_blocks - idle_hits
                 n = num_tokens - computed
                 if knobs.clip_max_new_tokens > 0:
                     new = min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
@@ -161,6 +174,9 @@ def schedule(
                         request, scheduler, knobs, blocks, tables, segments, computed + n, True, watermark
                     ):
                         break
+                elif knobs.radix and not arrived:
+                    if not allocate_matched(request, scheduler, knobs, tables, nodes, computed, n, watermark):
+                        break
                 elif not allocate(request, scheduler, knobs, tables, computed + n, True, watermark):
                     break
                 remove(requests, scheduler, q)
@@ -173,7 +189,7 @@ def schedule(
                     scheduler.num_forks += request.num_sequences - 1
                 if request.scheduled < 0.0:
                     request.scheduled = replica.now
-                    request.num_cached_tokens = computed if looked_up else 0
+                    request.num_cached_tokens = 0 if arrived else computed
                 if knobs.reserve == RESERVE_TO_COMPLETION:
                     length = (request.max_num_tokens + knobs.block_size - 1) // knobs.block_size
                     promised += scheduler.num_tables * (length - request.table_length)
@@ -184,7 +200,8 @@ def schedule(
                 request.prefill_end = num_tokens
                 if request.num_swapped > 0:
                     scheduler.free_cpu_blocks += request.num_swapped
-                    scheduler.num_copied += request.num_swapped
+                    scheduler.copy_time += request.num_swapped * knobs.swap_block_time
+                    replica.num_copied += request.num_swapped
                     scheduler.held_tokens += computed
                     request.num_swapped = 0
                     swapped_in = True
@@ -212,7 +229,7 @@ def schedule(
                 continue
             phase = DECODES
         if phase == DECODES and knobs.retracts:
-            if retract(requests, replica, scheduler, knobs, running, blocks, tables, segments):
+            if retract(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
                 preempted = True
             elif scheduler.num_running > 0:
                 scheduler.new_token_ratio = max(
@@ -276,7 +293,7 @@ def schedule(
                 before = replica.num_preemptions
                 n = decode_group(
                     requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds, blocks,
-                    tables, segments, sequences,
+                    tables, nodes, segments, sequences,
                 )  # fmt: skip
                 preempted = preempted or replica.num_preemptions > before
                 if n < 0:
@@ -311,7 +328,7 @@ def schedule(
                             break
                     elif allocate(request, scheduler, knobs, tables, end, False, 0):
                         break
-                    victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, segments)
+                    victim = preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments)
                     preempted = True
                     if victim == q:
                         break

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 # --- what a step's time is spent on -----------------------------------------------------------------------------------
-RESOURCES = ("weights", "kv", "activations", "compute", "launch", "collectives", "host", "draft")
-WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT = range(len(RESOURCES))
+RESOURCES = ("weights", "kv", "activations", "compute", "launch", "collectives", "host", "draft", "offload")
+WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT, OFFLOAD = range(len(RESOURCES))
 
 # --- request status ---------------------------------------------------------------------------------------------------
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
@@ -66,11 +66,15 @@ RESERVES = {
 PAGED, CONTIGUOUS, BUDDY = range(3)
 ALLOCATORS = {"paged": PAGED, "contiguous": CONTIGUOUS, "buddy": BUDDY}
 # Who of those that wait is first.
-FCFS, PRIORITY, SHORTEST_FIRST = range(3)
-POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "shortest-first": SHORTEST_FIRST}
+FCFS, PRIORITY, SHORTEST_FIRST, LONGEST_PREFIX = range(4)
+POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "shortest-first": SHORTEST_FIRST, "lpm": LONGEST_PREFIX}
 # Cached text that is computed in the very step: found, not found, or waited for.
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 LATE_HITS = {"hit": 0, "miss": MISS_LATE_HITS, "wait": WAIT_FOR_LATE_HITS}
+# Where text goes that the GPU evicts.
+TIERS = ("cpu", "disk")
+CPU, DISK = range(len(TIERS))
+NUM_TIERS = len(TIERS)
 RETRACT_STEPS = 20  # decode steps that SGLang's new_token_ratio allows for after a retraction
 
 # One row per request of the whole fleet: running state first (what every step touches shares a cache line), then the
@@ -104,6 +108,7 @@ REQUEST = np.dtype(
         ("replica", "i2"),
         ("rank", "i2"),  # the data-parallel rank of the replica that serves it
         ("num_sequences", "i2"),  # that it has, or will have when its prompt is computed, and that have not ended
+        ("entered", "i1"),  # all that its last prefill computed is in the radix tree
         ("next", "i4"),  # links of its queue, -1 ends it
         ("prev", "i4"),
         ("num_preemptions", "i4"),
@@ -117,15 +122,19 @@ REQUEST = np.dtype(
         ("visible", "f8"),  # when the API server is done with it: it takes one after another
         ("scheduled", "f8"),  # first time it entered a step
         ("first_token", "f8"),
-        ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled
+        ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled ...
+        ("num_cpu_cached_tokens", "i4"),  # ... and of those in the CPU's memory ...
+        ("num_disk_cached_tokens", "i4"),  # ... and on the disk
         # what only prefix caching touches
         ("table", "i4"),  # its row of block tables while its blocks have an identity, else -1
         ("name", "i8"),  # of its own text: what follows the segments, and what it generates
         ("first_segment", "i8"),  # in Arrays.segments
         ("num_segments", "i4"),
-        ("segment", "i4"),  # where the text that is not yet hashed begins
+        ("segment", "i4"),  # where the text that is not yet hashed, or not in the radix tree, begins
         ("segment_offset", "i4"),
         ("chain", "i8"),  # hash of all text before
+        ("node", "i4"),  # of the radix tree, with which the text ends that it holds there, 0: it holds none
+        ("tree_tokens", "i4"),  # so many tokens; of a waiting request: those that longest-prefix order has found
     ],
     align=True,
 )
@@ -144,9 +153,10 @@ SEQUENCE = np.dtype(
     align=True,
 )
 
-# One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours. Where requests have
-# several sequences a row is a block of the tree of their texts (groups.py): prev is the one before it, references
-# counts the sequences and blocks behind it, and next is a link of rows that are free.
+# One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours. Behind the GPU's
+# blocks come the slots of the tiers, if there are any. Where requests have several sequences a row is a block of the
+# tree of their texts instead (groups.py): prev is the one before it, references counts the sequences and blocks behind
+# it, and next is a link of rows that are free.
 BLOCK = np.dtype(
     [
         ("hash", "i8"),  # of this text and all before, 0 if none
@@ -156,6 +166,25 @@ BLOCK = np.dtype(
         ("references", "i4"),  # requests that hold it
         ("chain", "i4"),  # the next block of the same bucket, 0 if none
         ("bucket", "i4"),  # not of this block: the first one whose hash ends in this row's number
+    ],
+    align=True,
+)
+
+# One row per node of the radix tree (radix.py). Row 0 is the root; the ends of the ring are its neighbours.
+NODE = np.dtype(
+    [
+        ("key", "i8"),  # of its parent and its first block of text
+        ("used", "i8"),  # when it was last: a count of uses
+        ("parent", "i4"),
+        ("num_blocks", "i4"),
+        ("locks", "i4"),  # requests that hold it, or a node below it
+        ("request", "i4"),  # whose text this is, from this segment and offset on
+        ("segment", "i4"),
+        ("offset", "i4"),
+        ("prev", "i4"),  # neighbours among those that nobody holds, least recently used first
+        ("next", "i4"),
+        ("chain", "i4"),  # the next node of the same bucket, 0 if none
+        ("bucket", "i4"),  # not of this node: the first one whose key ends in this row's number
     ],
     align=True,
 )
@@ -220,7 +249,8 @@ KNOBS = np.dtype(
         ("long_prefill_needs_contention", "i1"),  # 0.33: the threshold applies only beside another request
         ("reserve_full_isl", "i1"),  # admission gate over the whole sequence
         ("async_scheduling", "i1"),
-        ("enable_prefix_caching", "i1"),
+        ("enable_prefix_caching", "i1"),  # by hashes of blocks
+        ("radix", "i1"),  # or in a radix tree
         ("late_hits", "i1"),  # LATE_HITS
         ("reserve", "i1"),  # RESERVES
         ("allocator", "i1"),  # ALLOCATORS
@@ -230,6 +260,9 @@ KNOBS = np.dtype(
         ("num_sequences", "i4"),  # of each request (a group), 1: it is one; the same for all replicas
         ("beam_turnover", "f8"),  # chance that a sequence goes on from another of its group
         ("copy_block_time", "f8"),  # s to copy one block in the device's memory
+        ("tier_blocks", "i4", (len(TIERS),)),  # that hold what the GPU evicts, no disk without the CPU
+        ("tier_latency", "f8", (len(TIERS),)),  # s of each load, and ...
+        ("tier_block_time", "f8", (len(TIERS),)),  # ... of each block; what the disk has takes the CPU's as well
         ("admit_when_idle", "i1"),  # static batching: only when nothing runs
         ("retracts", "i1"),  # SGLang's victims instead of the last one
         ("order", "i4"),  # ORDERS
@@ -271,6 +304,7 @@ REPLICA = np.dtype(
         ("num_copied", "i8"),  # blocks swapped out or in
         ("num_block_copies", "i8"),  # blocks copied since another sequence wrote to them too
         ("given_up_time", "f8"),  # request-seconds of groups that were rejected after they were sent
+        ("load_time", "f8"),  # of blocks brought back from the tiers
         ("num_scheduled_tokens", "i8"),
         ("num_drafts", "i8"),  # verified, and ...
         ("num_accepted", "i8"),  # ... accepted
@@ -307,10 +341,16 @@ SCHEDULER = np.dtype(
         ("waiting_tail", "i4"),
         ("free_blocks", "i4"),
         ("identified", "i4"),  # blocks have an identity, since something may be found again; -1: before the first step
+        ("unshared", "i4"),  # requests share no text, so that only who was preempted can find a block again
         ("num_tables", "i4"),  # block tables of a request
         ("table_stride", "i4"),  # most blocks in each
         ("free_table", "i4"),  # first free row of block tables that was used before, or -1
         ("num_used_tables", "i4"),  # rows that were ever used
+        ("evictable_blocks", "i4"),  # of the free ones: those that the radix tree fills with text
+        ("num_nodes", "i4"),  # rows of nodes that were ever used
+        ("free_node", "i4"),  # first free row that was used before, or 0
+        ("num_uses", "i8"),  # of the tree
+        ("hit_node", "i4"),  # the node with which the text looked up last ends
         ("hit_blocks", "i4"),  # of the request looked up last
         ("idle_hit_blocks", "i4"),  # those among them that nobody holds
         ("awaited", "i8"),  # the first hash that was missing
@@ -325,13 +365,15 @@ SCHEDULER = np.dtype(
         ("draft_keys", "i8"),  # tokens before the drafts, of all that draft
         ("num_tokens", "i4"),
         ("free_cpu_blocks", "i4"),
-        ("num_copied", "i4"),  # blocks copied out or in since the last step
-        ("num_block_copies", "i4"),  # and within the device
+        ("num_block_copies", "i4"),  # blocks copied within the device since the last step
         ("num_forks", "i4"),  # sequences beyond one of each running request
         ("num_forked", "i4"),  # and of each entry of the step being made
         ("num_given_up", "i4"),  # waiting requests that are to be rejected
         ("free_tree_block", "i4"),  # of the trees of groups: the first free row that was used before, or 0
         ("num_tree_blocks", "i4"),  # rows that were ever used by them
+        ("copy_time", "f8"),  # of blocks swapped out or in, or brought back, since the last step ...
+        ("load_time", "f8"),  # ... and of those brought back
+        ("tier_hits", "i4", (len(TIERS),)),  # blocks of the request looked up last that each tier has
         ("num_shared", "i4"),  # blocks saved: holders of each block beyond its first
         ("num_pieces", "i4"),  # of memory given out, where it is given out in pieces
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
@@ -399,6 +441,7 @@ CALL = np.dtype(
         ("num_segments", "i8"),
         ("num_sequences", "i8"),  # rows of `sequences`
         ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching and groups
+        ("num_nodes", "i8"),  # rows of `nodes`, 1 without radix trees
         ("num_table_rows", "i8"),
         ("num_table_columns", "i8"),
         ("num_gaps", "i8"),  # 0 = keep the histogram only
@@ -428,12 +471,13 @@ class Arrays(NamedTuple):
     plan: np.ndarray  # i4[R, max_num_seqs + 1, 2], drafts of a sequence and further passes, by running sequences
     accepted: np.ndarray  # f8[num_accepted], chances that at least 1, 2, ... drafts are accepted, row after row
     sums: np.ndarray  # SUMS[R * ranks, 4]
-    scratch: np.ndarray  # f8[ranks, 8], a rank's attention by resource
+    scratch: np.ndarray  # f8[ranks, 9], a rank's attention by resource, and its copies
     due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
     requests: np.ndarray  # REQUEST[n]
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
     sequences: np.ndarray  # SEQUENCE[n * KNOBS.num_sequences], one request's after another's; [1] if each is one
-    blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least num_gpu_blocks]
+    blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least the GPU's blocks and the tiers' slots]
+    nodes: np.ndarray  # NODE[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link; or pieces
     hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
     running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission

@@ -32,6 +32,7 @@ NAMES = {
     "collectives": "communication between GPUs",
     "host": "the engine's CPU time",
     "draft": "drafting",
+    "offload": "copying the KV cache to and from the CPU",
     "preemption": "waiting after preemption",
     "idle": "idle time",
 }

@@ -16,6 +16,7 @@ DOING = {
     "collectives": "collectives between devices",
     "host": "the engine's CPU time",
     "draft": "drafting",
+    "offload": "copying the KV cache to and from the CPU and its disk",
 }
 PER_STEP = ("weights", "launch", "collectives", "host")
 """What a step costs however many sequences share it."""

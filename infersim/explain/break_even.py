@@ -1,4 +1,5 @@
-"""Where an optimisation stops paying: speculation over batch and context, INT4 weights and early exit over batch.
+"""Where an optimisation stops paying: speculation over batch and context, INT4 weights and early exit over batch,
+offloaded KV over the length of a prompt.
 
 Closed forms on the deployment's own prices: a step in which every sequence decodes after `context` tokens.
 """
@@ -12,8 +13,9 @@ from infersim.cost.drafting import attention_time, batch_time, draft_time
 from infersim.cost.early_exit import needed_share
 from infersim.cost.weight_only import KERNELS, crossover_rows
 from infersim.engine.early_exit import POLICIES, decode, full_depth
+from infersim.engine.fleet import Fleet, ReplicaSpec
 from infersim.engine.price import Depths, DraftCost, StepCost
-from infersim.engine.state import ACTIVATIONS, COMPUTE, KV, WEIGHTS
+from infersim.engine.state import ACTIVATIONS, COMPUTE, CPU, DISK, KV, WEIGHTS
 from infersim.spec.early_exit import EarlyExit
 from infersim.spec.hardware import Hardware
 
@@ -92,6 +94,26 @@ def int4_crossovers(hardware: Hardware) -> dict[str, int | None]:
     if not {"fp16", "fp32"} <= set(hardware.flops):
         return {}
     return {name: crossover_rows(kernel, hardware) for name, kernel in KERNELS.items()}
+
+
+def loading_over_prompt(knobs: np.void, cost: StepCost, block_bytes: float) -> list[dict[str, Any]]:
+    """To compute a prompt that is alone, or to load all but its last block. needed_gb_per_s: at which a GPU's part of
+    it (block_bytes a block) is loaded in the time that computing takes."""
+    rows = []
+    for prompt in CONTEXTS:
+        if prompt >= knobs["max_model_len"]:
+            break
+        alone = Fleet([ReplicaSpec(knobs, cost)])
+        alone.submit(0, 0.0, prompt, 1, 1)
+        alone.advance()
+        compute = float(alone.requests["last_token"][0] - alone.requests["scheduled"][0])
+        blocks = (prompt - 1) // int(knobs["block_size"])
+        cpu, disk = (float(knobs["tier_latency"][t] + blocks * knobs["tier_block_time"][t]) for t in (CPU, DISK))
+        row = {"prompt": prompt, "compute_ms": compute * 1e3, "cpu_ms": cpu * 1e3}
+        if knobs["tier_blocks"][DISK]:
+            row["disk_ms"] = (cpu + disk) * 1e3
+        rows.append(row | {"needed_gb_per_s": blocks * block_bytes / compute / 1e9})
+    return rows
 
 
 def early_exit_over_batch(early_exit: EarlyExit, parts: tuple, context: int) -> dict[str, Any]:

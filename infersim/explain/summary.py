@@ -113,6 +113,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "kv_shares": kv_shares(result),
         **_prefix_cache(result),
         "sequences": _sequences(result),
+        "kv_offloading": _offloading(result),
         "speculation": _speculation(result),
     }
 
@@ -199,6 +200,25 @@ def _prefix_cache(result: Result) -> dict[str, float | None]:
         shared, held = float(rows["shared_time"].sum()), float(rows["block_time"].sum())
         rates["kv_blocks_saved"] = shared / (shared + held) if held else 0.0
     return rates
+
+
+def _offloading(result: Result) -> dict[str, float] | None:
+    """Shares of the prompt tokens that stood on the GPU, in the CPU's memory and on the disk when a request was first
+    scheduled, and the seconds that loading took, whenever; None without tiers."""
+    seen = result.requests[result.requests["scheduled"] >= 0]
+    if not result.engine.kv_offloading_size or not len(seen):
+        return None
+    prompts = int(seen["prompt_tokens"].sum(dtype="i8"))
+    found, cpu, disk = (
+        int(seen[name].sum(dtype="i8")) / prompts
+        for name in ("num_cached_tokens", "num_cpu_cached_tokens", "num_disk_cached_tokens")
+    )
+    return {
+        "gpu_hit_rate": found - cpu - disk,
+        "cpu_hit_rate": cpu,
+        "disk_hit_rate": disk,
+        "load_s": float(result.replicas.rows["load_time"].sum()),
+    }
 
 
 def _use_of_max_tokens(result: Result) -> str:

@@ -296,7 +296,7 @@ def _chunked(end: np.ndarray, chunk: int) -> np.ndarray:
 
 
 def _between(table: np.ndarray, row: float) -> np.ndarray:
-    """f8[8]: the table at a row that need not be whole."""
+    """f8[9]: the table at a row that need not be whole."""
     low = min(int(row), len(table) - 1)
     high = min(low + 1, len(table) - 1)
     return table[low] + (table[high] - table[low]) * (row - low)

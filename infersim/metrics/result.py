@@ -118,6 +118,7 @@ class Result:
             "output_tokens": outputs,
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
+            **(self._cached() if self.engine.kv_offloading_size else {}),
             **({} if self.tenant is None else {"tenant": np.array(list(self.scenario.workload.tenants))[self.tenant]}),
             **({} if self.model is None else {"model": np.array(self.models)[self.model]}),
             **self.route_columns,
@@ -125,6 +126,12 @@ class Result:
             "tpot_ms": (last - first) * done * 1e3 / np.where(outputs > 1, outputs - 1, np.nan),
             "e2el_ms": (last - sent) * done * 1e3,
         }
+
+    def _cached(self) -> dict[str, np.ndarray]:
+        """Prompt tokens of each request that stood in the cache when it was first scheduled, by tier."""
+        cpu, disk = self.requests["num_cpu_cached_tokens"], self.requests["num_disk_cached_tokens"]
+        gpu = self.requests["num_cached_tokens"] - cpu - disk
+        return {"gpu_cached_tokens": gpu, "cpu_cached_tokens": cpu, "disk_cached_tokens": disk}
 
     def to_pandas(self) -> "pandas.DataFrame":
         """`columns` as a table."""

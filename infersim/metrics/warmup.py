@@ -53,6 +53,6 @@ def warmup_time(scenario: Scenario, requests: np.ndarray) -> float:
         last = done["sent"].max()
         raise InputError(
             f"simulation.warmup: {warmup:g} s leaves no request to measure;"
-            f" must be below {last:g} s, when the last one is sent"
+            f" must be at most {math.floor(1e3 * last) / 1e3:g} s: the last one is sent then"
         )
     return warmup

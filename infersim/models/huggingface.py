@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from infersim.spec.base import near
 from infersim.spec.errors import InputError
 from infersim.spec.units import short
 
@@ -78,11 +79,11 @@ def model_from_config(config: Mapping[str, Any], name: str, where: str = "") -> 
     family = config.get("model_type")
     if not isinstance(family, str):
         got = "missing" if family is None else f"must be a text (got {short(family)})"
-        raise InputError(f"{prefix}model_type: {got}; known: {', '.join(FAMILIES)}")
+        raise InputError(f"{prefix}model_type: {got}; must be one of {len(FAMILIES)} families, such as llama")
     if family in NOT_MODELLED:
         raise InputError(f"{prefix}model_type: {family} is not modelled yet: it has {NOT_MODELLED[family]}")
     if family not in FAMILIES:
-        raise InputError(f"{prefix}model_type: unknown family {short(family)}; known: {', '.join(FAMILIES)}")
+        raise InputError(f"{prefix}model_type: unknown family {short(family)}{near(family, list(FAMILIES))}")
     fields = Fields(config, prefix)
     model = FAMILIES[family](fields)
     quantization = read_quantization(fields)

@@ -87,6 +87,9 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
         words += ["--lora-modules", *(f"{name}=/adapters/{name}" for name in lora.adapters)]
     words.append(_switch("enable-chunked-prefill", engine["chunked_prefill"]))
     words.append(_switch("enable-prefix-caching", engine["enable_prefix_caching"]))
+    if engine["kv_offloading_size"]:  # loads as they are simulated; LMCache's disk is a matter of its own configuration
+        words += ["--kv-offloading-size", f"{engine['kv_offloading_size'] / 2**30:g}"]
+        words += ["--kv-offloading-backend", "lmcache"]
     words.append(_switch("async-scheduling", engine["async_scheduling"]))
     words += ["--enforce-eager"] if engine["enforce_eager"] else []
     return words
@@ -115,6 +118,7 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     words += ["--chunked-prefill-size", str(engine["max_num_batched_tokens"] if engine["chunked_prefill"] else -1)]
     words += ["--mem-fraction-static", str(engine["gpu_memory_utilization"])]
     words += [] if engine["enable_prefix_caching"] else ["--disable-radix-cache"]
+    words += ["--schedule-policy", "lpm"] if engine["scheduling_policy"] == "lpm" else []
     words += ["--disable-cuda-graph"] if engine["enforce_eager"] else []
     return words
 

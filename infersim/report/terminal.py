@@ -152,6 +152,9 @@ def _why(explain: dict) -> list[Line]:
             f" {_percent(explain['kv_blocks_saved'])} of their KV blocks, {group['copied_blocks']:,} copied on write"
         )
         lines += _field(group["kind"], [text])
+    if tiers := explain["kv_offloading"]:
+        found = ", ".join(f"{tiers[f'{name.lower()}_hit_rate']:.1%} {name}" for name in ("GPU", "CPU", "disk"))
+        lines += _field("cached", [f"prompt tokens by tier: {found}; loading took {_number(tiers['load_s'])} s"])
     if spec := explain["speculation"]:
         text = (
             f"{spec['method']}: {_number(spec['mean_acceptance_length'])} tokens per step and sequence,"

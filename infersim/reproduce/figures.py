@@ -18,7 +18,7 @@ from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
 
 from .drafters import overhead
-from .kwon import latency
+from .kwon import ASSUMED, latency
 
 Series = dict[str, list[tuple[float, float]]]
 
@@ -132,7 +132,7 @@ def _paged() -> Figure:
         "s per output token, queueing included",
         lines,
         "one A100 of 40 GB, 15,728 token slots in blocks of 16 or reserved in one piece (Kwon et al. 2023, figure 12);"
-        " assumed: log-normal lengths",
+        f" {ASSUMED['sharegpt']}",
     )
 
 

@@ -18,7 +18,7 @@ REASONS = {
     "vllm.fig13a.vllm": ("Kwon et al. 2023, PagedAttention", "gives early vLLM's time per sequence: an input"),
     "vllm.fig13b.orca_oracle": ("Kwon et al. 2023, PagedAttention", "gives the spread of Alpaca's lengths: an input"),
     "vllm.fig15.parallel2": ("Kwon et al. 2023, PagedAttention", "gives the spread of Alpaca's prompts: an input"),
-    "vllm.fig15.beam4": ("Kwon et al. 2023, PagedAttention", "gives how often beams turn over: an input"),
+    "vllm.fig15.beam4": ("Kwon et al. 2023, PagedAttention", "gives how often beams turn over on Alpaca: an input"),
     "vllm.fig11": ("Kwon et al. 2023, PagedAttention", "mean lengths: an input"),
     "vllm.fig18a": ("Kwon et al. 2023, PagedAttention", "what a kernel costs: a calibration"),
     "eagle1.ablation": ("Li et al. 2024, EAGLE", "an ablation of a trained drafter"),

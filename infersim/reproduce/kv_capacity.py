@@ -4,20 +4,18 @@
 from functools import partial
 
 from infersim.explain.summary import kv_shares
-from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
 
 from .claims import SIMULATION, Claim, relation, share_holding
-from .kwon import LONGEST, PAPER, running, served, slots, throughput
+from .kwon import ASSUMED, LONGEST, PAPER, SATURATED, running, served, slots, throughput
 
 NOTES = "The Papers Behind Modern Inference Optimisation (notes)"
 TABLE_1 = (("13b", 15_700, 0.002), ("66b", 9_700, 0.02), ("175b", 60_100, 0.001))  # slots, tolerance
 FIGURE_2 = (  # % token, reserved, internal and external (with what is free), tolerance in points
-    ("orca_max", (20.4, 13.3, 57.3, 8.9), 2, ""),
-    ("orca_pow2", (26.8, 17.9, 13.6, 41.6), 3,
-     "the buddy allocator here strands less than theirs, of which nothing is printed: more sequences run at once"),
-    ("orca_oracle", (38.2, 25.2, 0.0, 36.6), 3, ""),
-)  # fmt: skip
+    ("orca_max", (20.4, 13.3, 57.3, 8.9), 2),
+    ("orca_pow2", (26.8, 17.9, 13.6, 41.6), 3),
+    ("orca_oracle", (38.2, 25.2, 0.0, 36.6), 3),
+)
 FIGURE_13 = (  # data, requests a second, system, sequences at once, tolerance
     ("a", "sharegpt", 2.0, "orca_max", 7.0, 0.005),
     ("a", "sharegpt", 2.0, "orca_pow2", 9.81, 0.10),
@@ -26,20 +24,21 @@ FIGURE_13 = (  # data, requests a second, system, sequences at once, tolerance
     ("b", "alpaca", 30.0, "orca_pow2", 43.24, 0.15),
     ("b", "alpaca", 30.0, "vllm", 132.44, 0.15),
 )
-HELD = (("max", 458), ("pow2", 430), ("oracle", 441))
+HELD = (("max", "orca_max", 458, 0.05), ("pow2", "orca_pow2", 430, 0.05), ("oracle", "orca_oracle", 441, 0.05),
+        ("vllm", "vllm", 498, 0.10))  # fmt: skip
 
 
 def memory(system: str) -> tuple[float, ...]:
-    """Percent of KV memory that holds tokens, is reserved, wasted inside reservations, and all other. ShareGPT."""
-    shares = kv_shares(served(system, rate=2.0))
+    """Percent of KV memory that holds tokens, is reserved, wasted inside reservations, and all other: figure 2."""
+    shares = kv_shares(served(system))
     rest = shares["external"] + shares["free"]
     return tuple(100 * part for part in (shares["token"], shares["reserved"], shares["internal"], rest))
 
 
-def held(result: Result) -> float:
-    """Mean tokens of a sequence that runs, weighted by the time it does."""
-    rows = result.replicas.rows
-    return float(rows["token_time"].sum() / rows["running_time"].sum())
+def held(system: str) -> float:
+    """Tokens per sequence as the anchors are derived: figure 2's share of the slots, with more waiting than fits, over
+    the sequences of figure 13a, at 2 requests a second, which vLLM still serves."""
+    return kv_shares(served(system))["token"] * slots("13b") / running(served(system, rate=2.0))
 
 
 def _left_over() -> float:
@@ -71,11 +70,11 @@ def claims() -> tuple[Claim, ...]:
         Claim("vllm.kv_per_token.13b", PAPER, 819_200, "bytes", 0,
               lambda: load_model("OPT-13B").kv_bytes_per_token(2), "OPT-13B in 16 bits")
     )  # fmt: skip
-    for system, expected, points, why in FIGURE_2:
+    for system, expected, points in FIGURE_2:
         rows.append(
             Claim(f"vllm.fig2.{system}", PAPER, expected, "% token, reserved, internal, external", points,
-                  partial(memory, system), "OPT-13B, 2 requests a second; simulated; assumed: log-normal lengths",
-                  why=why, absolute=True)
+                  partial(memory, system),
+                  f"OPT-13B, {SATURATED:.0f} requests a second; simulated; {ASSUMED['sharegpt']}", absolute=True)
         )  # fmt: skip
     rows += [
         Claim("vllm.fig2.orca_max.external", PAPER, 8.9, "% that no reservation fits", 0.1, _left_over,
@@ -87,17 +86,15 @@ def claims() -> tuple[Claim, ...]:
         rows.append(
             Claim(f"vllm.fig13{part}.{system}", PAPER, expected, "sequences at once", tolerance,
                   lambda system=system, data=data, rate=rate: running(served(system, data, rate)),
-                  f"OPT-13B, {data}, {rate:.0f} requests a second; simulated; assumed: log-normal lengths")
+                  f"OPT-13B, {data}, {rate:.0f} requests a second; simulated; {ASSUMED[data]}")
         )  # fmt: skip
-    for system, expected in HELD:
+    for name, system, expected, tolerance in HELD:
         rows.append(
-            Claim(f"vllm.derived.{system}", PAPER, expected, "tokens held per running sequence", 0.05,
-                  lambda system=system: held(served(f"orca_{system}", rate=2.0)),
-                  "input: the final lengths beside it, which give the spread of the outputs; simulated")
+            Claim(f"vllm.derived.{name}", PAPER, expected, "tokens held per running sequence", tolerance,
+                  partial(held, system), "figure 2's share over figure 13a's sequences; input: the final lengths"
+                  " beside it, which give the spread of the outputs; simulated")
         )  # fmt: skip
     rows += [
-        Claim("vllm.derived.vllm", PAPER, 498, "tokens held per running sequence", 0.10,
-              lambda: held(served("vllm", rate=2.0)), "simulated"),
         Claim("vllm.derived.step", PAPER, 75, "ms per step, Alpaca", SIMULATION, _alpaca_step,
               "30 requests a second; input: the 45 ms for ShareGPT, which give the host's time per sequence"),
         relation("kv.concurrency", NOTES, _concurrency,

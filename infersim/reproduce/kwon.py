@@ -1,4 +1,8 @@
-"""What Kwon et al. 2023 (PagedAttention, arXiv 2309.06180, section 6) served, and how: models, lengths, systems."""
+"""What Kwon et al. 2023 (PagedAttention, arXiv 2309.06180, section 6) served, and how: models, lengths, systems.
+
+What the paper leaves open is taken from the scripts that they published with it, "the artifact" here: SOSP 2023's
+artifact evaluation, github.com/sosp-ae-39/sosp-ae-astra.
+"""
 
 import math
 from functools import cache
@@ -8,10 +12,13 @@ import numpy as np
 
 from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
-from infersim.run import run
+from infersim.run import simulate
+from infersim.spec.hardware import load_hardware
 from infersim.spec.scenario import Scenario, build_scenario
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests
+
+from .lengths import most_even
 
 PAPER = "Kwon et al. 2023, PagedAttention"
 GIB = 2.0**30
@@ -22,35 +29,39 @@ SERVERS = {  # table 1: model, device, how many, GiB of KV cache (printed as GB)
     "175b": ("OPT-175B", "a100-sxm-80gb", 8, 264),
 }
 
-# Log-normal lengths; the joint distribution is not printed and taken as independent.
-# ShareGPT: cut at 2,048 in all they have the printed means (161.31 and 337.99, figure 11), and outputs the coefficient
-# of variation that Orca's rows of figures 2 and 13a imply, 0.84.
-# Alpaca: the printed means (19.31 and 58.45); coefficients of variation of 0.6 and 1.05, of which the second is what
-# Orca (Oracle) batches in figure 13b, and the first what two samples of a prompt save in figure 15.
+# Lengths with the printed means (figure 11), prompt and output independent of one another. What has 2,048 tokens or
+# more in all is left out (artifact, trace.py).
+# ShareGPT: what is most even; outputs with the variation that Orca's rows of figures 2 and 13a imply, 0.84.
+# Alpaca: log-normal, since its outputs vary more than what is most even: as Orca (Oracle) batches them in figure 13b,
+# by 1.05, and prompts by 0.6, which is what two samples of a prompt save in figure 15.
 LENGTHS = {
     "sharegpt": {
-        "input_tokens": {"lognormal": {"mean": 185, "sigma": 1.0, "max": 500}},
-        "output_tokens": {"lognormal": {"mean": 344, "sigma": 0.79, "max": 1548}},
+        "input_tokens": most_even(161.31, LONGEST - 1),
+        "output_tokens": most_even(337.99, LONGEST - 1, 0.84),
     },
     "alpaca": {
-        "input_tokens": {"lognormal": {"mean": 19.31, "sigma": math.sqrt(math.log(1 + 0.6**2)), "max": 500}},
-        "output_tokens": {"lognormal": {"mean": 58.45, "sigma": math.sqrt(math.log(1 + 1.05**2)), "max": 1548}},
+        "input_tokens": {"lognormal": {"mean": 19.31, "sigma": math.sqrt(math.log(1 + 0.6**2))}},
+        "output_tokens": {"lognormal": {"mean": 58.45, "sigma": math.sqrt(math.log(1 + 1.05**2))}},
     },
 }
-NUM_REQUESTS = {"sharegpt": 7_200, "alpaca": 50_000}  # an hour at 2 requests a second; half an hour at 30
+ASSUMED = {"sharegpt": "assumed: lengths of most entropy", "alpaca": "assumed: log-normal lengths"}
+HOUR = 3600.0  # s of most traces (section 6.1)
+SATURATED = 4.0  # requests a second of figure 2, on ShareGPT (artifact, experiments/fig2.sh)
 
-# vLLM before 0.2.6 had no CUDA graphs, and Python work for each sequence of a step: as much as makes the step of
-# `vllm.derived.step` (45 ms and more with 30.42 conversations at once). Orca was rebuilt by the authors on the same.
-HOST_SEQUENCE = 0.21e-3
-PYTHON = {"enforce_eager": True, "host_sequence_time": HOST_SEQUENCE}
+# vLLM before 0.2.6 had no CUDA graphs, and did Python work for each request of a step, such as sampling, one request
+# after another (cacheflow/models/sample.py): as much as makes the step of `vllm.derived.step`, 45 ms with 30.42
+# conversations at once (mean of eight traces). Orca was rebuilt by the authors on the same, with the same limits.
+HOST_REQUEST = 0.24e-3
+LIMITS = {"max_num_seqs": 2048, "max_num_batched_tokens": 2560}  # artifact, cacheflow/master/server.py
+PYTHON = {"preset": "orca", "enforce_eager": True, **LIMITS}
 SYSTEMS = {
-    "vllm": {"preset": "orca", "allocator": "paged", "block_size": BLOCK, "reserve": "whole-prompt", "watermark": 0.01,
-             "max_num_batched_tokens": 2560, **PYTHON},
-    "orca_oracle": {"preset": "orca", "reserve": "output-length", **PYTHON},
-    "orca_pow2": {"preset": "orca", "reserve": "power-of-two", **PYTHON},
-    "orca_max": {"preset": "orca", "reserve": "max-model-len", **PYTHON},
+    "vllm": {**PYTHON, "allocator": "paged", "reserve": "whole-prompt", "watermark": 0.01},
+    "orca_oracle": {**PYTHON, "reserve": "output-length"},
+    "orca_pow2": {**PYTHON, "reserve": "power-of-two"},
+    "orca_max": {**PYTHON, "reserve": "max-model-len"},
     "ft": {"preset": "static", "block_size": 1},
-}  # fmt: skip
+}
+FT_BATCH = {"13b": 5, "66b": 2, "175b": 24}  # ShareGPT: "as large as possible" (artifact, ft/run_13b.py and so on)
 
 
 def slots(server: str) -> float:
@@ -59,10 +70,37 @@ def slots(server: str) -> float:
     return gib * GIB / load_model(model).kv_bytes_per_token(2)
 
 
-def scenario(system: str, data: str, rate: float, server: str = "13b", block_size: int | None = None) -> Scenario:
-    """One trace through one system. rate in requests per second."""
+def kv_time(server: str) -> float:
+    """Seconds in which a device's memory passes its part of a token's keys and values."""
     model, hardware, tensor, _ = SERVERS[server]
-    engine = SYSTEMS[system] | ({"block_size": block_size} if block_size else {})
+    return load_model(model).kv_bytes_per_token(2) / tensor / load_hardware(hardware).memory_bandwidth
+
+
+def scenario(
+    system: str,
+    data: str,
+    rate: float,
+    server: str = "13b",
+    *,
+    seconds: float = HOUR,
+    block_size: int = BLOCK,
+    width: int = 1,
+    copy_time: float = 0.0,
+    seed: int = 0,
+) -> Scenario:
+    """One trace through one system. rate in requests per second over so many seconds; width: sequences of a request,
+    which share its time on the host; copy_time: seconds per sequence and
+    step."""
+    model, hardware, tensor, _ = SERVERS[server]
+    engine = dict(SYSTEMS[system])
+    if system == "ft":
+        engine["max_num_seqs"] = FT_BATCH[server]
+    else:
+        engine["host_sequence_time"] = HOST_REQUEST / width
+        # the attention kernel reads a sequence's last block whole, half of it for nothing (vLLM's attention_kernels.cu)
+        engine["worker_sequence_time"] = (block_size - 1) / 2 * kv_time(server) + copy_time
+    if system == "vllm":
+        engine["block_size"] = block_size
     blocks = int(slots(server)) // engine.get("block_size", 1)
     engine |= {"max_model_len": LONGEST, "num_gpu_blocks_override": blocks + 1, "gpu_memory_utilization": 0.95}
     description = {
@@ -71,20 +109,23 @@ def scenario(system: str, data: str, rate: float, server: str = "13b", block_siz
         "precision": {"weights": "fp16", "kv_cache": "fp16"},
         "parallelism": {"tensor": tensor},
         "engine": engine,
-        "workload": {"num_requests": NUM_REQUESTS[data], "request_rate": rate, **LENGTHS[data]},
+        "workload": {"num_requests": round(rate * seconds), "request_rate": rate, **LENGTHS[data]},
+        "simulation": {"seed": seed},
     }
     return build_scenario(description, "reproduce")
 
 
-@cache
-def served(system: str, data: str = "sharegpt", rate: float = math.inf) -> Result:
-    """One trace through one system in front of OPT-13B."""
-    return run(scenario(system, data, rate))[0]
-
-
 def requests_of(setting: Scenario) -> Requests:
-    """What arrives."""
-    return build_requests(setting.workload, setting.simulation.seed, Path())
+    """What arrives of a trace, less what its model has no room for."""
+    requests = build_requests(setting.workload, setting.simulation.seed, Path())
+    return requests.keep(requests.prompt_tokens + requests.output_tokens < LONGEST)
+
+
+@cache
+def served(system: str, data: str = "sharegpt", rate: float = SATURATED) -> Result:
+    """One trace through one system in front of OPT-13B."""
+    setting = scenario(system, data, rate)
+    return simulate(setting, requests_of(setting))
 
 
 def throughput(result: Result) -> float:
@@ -102,12 +143,28 @@ def running(result: Result) -> float:
 
 
 def normalised_latency(result: Result) -> float:
-    """Seconds per output token, end to end, queueing included; mean over requests."""
+    """Seconds per output token, end to end, queueing included; mean over requests. FasterTransformer returns a batch
+    when its last request has ended (artifact, ft/ft_server.py)."""
     r = result.requests
-    return float(((r["last_token"] - r["arrival"]) / r["num_output_tokens"]).mean())
+    end = r["last_token"]
+    if result.engine.admit_when_idle:
+        _, batch = np.unique(r["scheduled"], return_inverse=True)
+        ends = np.zeros(batch.max() + 1)
+        np.maximum.at(ends, batch, end)
+        end = ends[batch]
+    return float(((end - r["arrival"]) / r["num_output_tokens"]).mean())
 
 
 @cache
-def latency(system: str, data: str, rate: float, server: str = "13b", block_size: int | None = None) -> float:
+def latency(
+    system: str,
+    data: str,
+    rate: float,
+    server: str = "13b",
+    seconds: float = HOUR,
+    block_size: int = BLOCK,
+    seed: int = 0,
+) -> float:
     """The normalised latency of one trace through one system."""
-    return normalised_latency(run(scenario(system, data, rate, server, block_size))[0])
+    setting = scenario(system, data, rate, server, seconds=seconds, block_size=block_size, seed=seed)
+    return normalised_latency(simulate(setting, requests_of(setting)))

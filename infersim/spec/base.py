@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from .errors import InputError
 from .units import short
 
+MANY, FEW = 10, 3  # alternatives, more of which an error does not list, but so many of
+
 
 class Description(BaseModel):
     """A frozen description read from YAML. `validate` is the only way in for data that a user wrote."""
@@ -28,9 +30,18 @@ class Description(BaseModel):
 
 
 def near(word: str, known: list[str], known_as: str = "known") -> str:
-    """`; did you mean X?` if some are close, else `; known: all of them`."""
-    close = difflib.get_close_matches(word[:100], known, 1) or [k for k in known if word and k.startswith(word[:3])]
-    return f"; did you mean {' or '.join(close)}?" if close else f"; {known_as}: {', '.join(known)}"
+    """`; did you mean X?` if some are close, else `; known: all of them`, of many the nearest."""
+    alike = [k for k in known if word and k.startswith(word[:3])]
+    close = difflib.get_close_matches(word[:100], known, 1) or (alike if len(alike) <= FEW else _nearest(word, alike))
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    if len(known) > MANY:
+        return f"; nearest of {len(known)} {known_as}: {', '.join(_nearest(word, known))}"
+    return f"; {known_as}: {', '.join(known)}"
+
+
+def _nearest(word: str, known: list[str]) -> list[str]:
+    return difflib.get_close_matches(word[:100], known, FEW, 0.0)
 
 
 def _line(cls: type[BaseModel], data: Any, error: Any, where: str) -> str:

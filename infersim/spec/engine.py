@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Description
+from .base import Description, near
 from .errors import InputError
 from .hardware import Hardware
-from .units import Bytes, Count, CountOrZero, Number, Seconds, Share, short
+from .units import Bytes, BytesPerSecond, Count, CountOrZero, Number, Seconds, Share, short
 
 GIB = 2.0**30
 INT32 = Field(le=2**31 - 1)  # the compiled engine's integers
@@ -68,6 +68,14 @@ class EnginePreset:
     """what a preempted request's keys and values become: computed again, or copied to the CPU's memory and back"""
     swap_space: float = 4 * GIB
     """bytes of the CPU's memory per GPU for those that are swapped; the default of vLLM 0.6.6 (engine/arg_utils.py)"""
+    kv_offloading_size: float = 0.0
+    """bytes of the CPU's memory for text that the GPU evicts, of all GPUs of a scheduler together"""
+    kv_offloading_latency: float = 0.0
+    """seconds of a load from there beyond its bytes (assumed)"""
+    kv_offloading_disk_size: float = 0.0
+    """bytes of the disk for what the CPU's memory evicts in turn"""
+    kv_offloading_disk_bandwidth: float | None = None
+    kv_offloading_disk_latency: float = 0.0
     admit_when_idle: bool = False
     """static batching: requests enter only when nothing runs"""
     retracts: bool = False
@@ -89,7 +97,9 @@ class EnginePreset:
     chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
-    """full KV blocks are found again by a hash of all text up to their end"""
+    """text that was computed before is found again"""
+    prefix_cache: str = "blocks"
+    """how: by hashes of full blocks, or in a radix tree"""
     watermark: float = 0.0
     """share of the blocks kept free when admitting beside running requests"""
     host_sequence_time: float = 6e-6
@@ -298,17 +308,21 @@ PRESETS: dict[str, EnginePreset] = {
             order="prefills-only",
             retracts=True,
             late_hits="miss",
+            prefix_cache="radix",
             clip_max_new_tokens=4096,
             new_token_ratio=0.7,
             min_new_token_ratio=0.7 * 0.14,
             new_token_ratio_decay=0.7 * 0.86 / 600,
             block_size=1,
-            source="SGLang 0.5.23: managers/{schedule_policy,schedule_batch,scheduler}.py, mem_cache/radix_cache.py",
-            notes="prefills first and alone, in chunks; admission by expected tokens; radix cache of single tokens,"
-            " least recently used ends evicted first, by token rather than by node. max_num_batched_tokens is its"
-            " chunked-prefill-size, block_size its page-size, max_num_seqs its max-running-requests, order"
-            " decodes-first its enable-mixed-chunk (PrefillAdder takes running requests off its budget)."
-            " gpu_memory_utilization near what mem-fraction-static and the memory outside it add up to",
+            source="SGLang 0.5.23: managers/{schedule_policy,schedule_batch,scheduler}.py,"
+            " mem_cache/{radix_cache,common}.py; eviction of no more than is lacking: pull request 32016 (2026-07)",
+            notes="prefills first and alone, in chunks; admission by expected tokens; radix tree of single tokens,"
+            " text enters it when a prefill or a request has ended, least recently used leaves are evicted"
+            " whole. max_num_batched_tokens is its chunked-prefill-size, block_size its page-size, max_num_seqs"
+            " its max-running-requests, scheduling_policy its schedule-policy, order decodes-first its"
+            " enable-mixed-chunk (PrefillAdder takes running requests off its budget). gpu_memory_utilization near what"
+            " mem-fraction-static and the memory outside it add up to. Unlike it, models with windows find text"
+            " by blocks, and every step looks for room, not only those after a request has ended (batch_is_full)",
             **(PLAIN | OVERLAPPED),
         ),
         EnginePreset(
@@ -333,7 +347,7 @@ PRESETS: dict[str, EnginePreset] = {
 
 def _preset(value: Any) -> str:
     if not isinstance(value, str) or value not in PRESETS:
-        raise ValueError(f"no such engine preset (got {short(value)}); known: {', '.join(PRESETS)}")
+        raise ValueError(f"no such engine preset (got {short(value)}){near(str(value), list(PRESETS))}")
     return value
 
 
@@ -378,11 +392,26 @@ class Engine(Description):
     """preempted requests are computed again, or copied over PCIe to the CPU's memory and back while that has room"""
     swap_space: Bytes | None = None
     """memory of the CPU per GPU for swapped requests; default: 4 GiB, as vLLM 0.6.6"""
+    kv_offloading_size: Bytes | None = None
+    """memory of the CPU for cached text that the GPU evicts, as vLLM's: of all GPUs of a replica together, for each
+    data-parallel rank its own; default: 0"""
+    kv_offloading_latency: HostTime | None = None
+    """of a load from there, beyond its bytes over PCIe; default: 0 (assumed)"""
+    kv_offloading_disk_size: Bytes | None = None
+    """room on a disk for what the CPU's memory evicts in turn; default: 0"""
+    kv_offloading_disk_bandwidth: Annotated[BytesPerSecond, Field(gt=0)] | None = None
+    """at which it is read into the CPU's memory; no default"""
+    kv_offloading_disk_latency: HostTime | None = None
+    """of a load from the disk, beyond its bytes; default: 0 (assumed)"""
     enable_prefix_caching: bool | None = None
-    """find KV blocks of text that was computed before"""
-    scheduling_policy: Literal["fcfs", "priority", "shortest-first"] | None = None
+    """find KV of text that was computed before"""
+    prefix_cache: Literal["blocks", "radix"] | None = None
+    """find it by hashes of full blocks, as vLLM does, or in a radix tree, as SGLang does: token by token, once it has
+    been computed"""
+    scheduling_policy: Literal["fcfs", "priority", "shortest-first", "lpm"] | None = None
     """who waits is admitted in order of arrival, of its tenant's priority (lower first; the least urgent is preempted
-    first), or of its prompt's length"""
+    first), of its prompt's length, or, lpm, of what the radix tree has of it (SGLang's longest prefix match, while no
+    more than 128 wait)"""
     host_step_time: HostTime | None = None
     """CPU time of the engine core per step"""
     host_sequence_time: HostTime | None = None
@@ -390,7 +419,8 @@ class Engine(Description):
     host_request_time: HostTime | None = None
     """CPU time of the API server per request, one after another"""
     host_token_time: HostTime | None = None
-    """CPU time of the API server per token that it streams, one after another, in turn with requests"""
+    """CPU time of the API server per token that it streams, one after another, in turn with requests; a sequence's
+    tokens of one step (accepted drafts, jumps) go as one"""
     worker_step_time: Seconds | None = None
     """time per step in which the device waits for its worker even under async scheduling"""
     worker_sequence_time: Seconds | None = None
@@ -426,6 +456,7 @@ class ResolvedEngine:
     reserve_full_isl: bool
     async_scheduling: bool
     enable_prefix_caching: bool
+    prefix_cache: str
     skip_unfit_prefill: bool
     order: str
     reserve: str
@@ -435,6 +466,11 @@ class ResolvedEngine:
     jump_forward_tokens: int
     preemption_mode: str
     swap_space: float
+    kv_offloading_size: float
+    kv_offloading_latency: float
+    kv_offloading_disk_size: float
+    kv_offloading_disk_bandwidth: float | None
+    kv_offloading_disk_latency: float
     scheduling_policy: str
     admit_when_idle: bool
     sequence_groups: bool
@@ -461,8 +497,11 @@ class ResolvedEngine:
 
 
 SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "allocator", "reserve",
-             "preemption_mode", "swap_space", "scheduling_policy", "block_size", "gpu_memory_utilization",
+             "preemption_mode", "swap_space", "kv_offloading_size", "kv_offloading_latency", "kv_offloading_disk_size",
+             "kv_offloading_disk_bandwidth", "kv_offloading_disk_latency", "scheduling_policy", "block_size",
+             "gpu_memory_utilization",
              "long_prefill_token_threshold", "watermark", "async_scheduling", "enable_prefix_caching",
+             "prefix_cache",
              "host_step_time", "host_sequence_time", "host_request_time", "host_token_time",
              "worker_step_time",
              "worker_sequence_time", "eager_launch_time", "enforce_eager", "fuse_norm_quant",
@@ -540,15 +579,23 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
                 f"engine.jump_forward_share: a sampled token comes before each jump of"
                 f" {knobs['jump_forward_tokens']} tokens; must be at most {most:.4g}"
             )
-    if knobs["preemption_mode"] == "swap":
-        if engine.enable_prefix_caching:
+    if knobs["preemption_mode"] == "swap" and hardware.pcie_bandwidth is None:
+        problems.append(f"hardware.pcie_bandwidth: missing; requests are swapped over it ({hardware.name})")
+    problems += _problems_of_tiers(knobs, hardware)
+    if knobs["prefix_cache"] == "radix" and knobs["enable_prefix_caching"]:
+        for key, plain in (("preemption_mode", "recompute"), ("kv_offloading_size", 0)):
+            if knobs[key] != plain:
+                problems.append(
+                    f"engine.{key}: is not modelled beside a radix tree; must be {plain}, or engine.prefix_cache blocks"
+                )
+    if knobs["scheduling_policy"] == "lpm":
+        if knobs["prefix_cache"] != "radix":
             problems.append(
-                "engine.enable_prefix_caching: is not modelled together with swapping;"
-                " engine.preemption_mode must be recompute"
+                "engine.scheduling_policy: lpm sorts by what a radix tree has; must be one of fcfs, priority,"
+                " shortest-first, or engine.prefix_cache radix"
             )
-        knobs["enable_prefix_caching"] = False
-        if hardware.pcie_bandwidth is None:
-            problems.append(f"hardware.pcie_bandwidth: missing; requests are swapped over it ({hardware.name})")
+        if not knobs["enable_prefix_caching"]:
+            knobs["scheduling_policy"], origin["scheduling_policy"] = "fcfs", "lpm without a prefix cache"
     if preset.chunked_order and knobs["chunked_prefill"]:
         knobs["order"] = preset.chunked_order
     if engine.enable_mixed_chunk:
@@ -569,3 +616,24 @@ def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedE
     if problems:
         raise InputError(problems)
     return ResolvedEngine(**knobs, origin=origin)
+
+
+def _problems_of_tiers(knobs: dict[str, Any], hardware: Hardware) -> list[str]:
+    """What is missing to keep text that the GPU evicts."""
+    problems = []
+    if knobs["kv_offloading_size"] > 0:
+        if not knobs["enable_prefix_caching"]:
+            problems.append(
+                "engine.kv_offloading_size: keeps what prefix caching evicts; needs engine.enable_prefix_caching true"
+            )
+        if hardware.pcie_bandwidth is None:
+            problems.append(f"hardware.pcie_bandwidth: missing; offloaded KV returns over it ({hardware.name})")
+    if knobs["kv_offloading_disk_size"] > 0:
+        if knobs["kv_offloading_size"] == 0:
+            problems.append(
+                "engine.kv_offloading_disk_size: all that a disk has comes through the CPU's memory;"
+                " engine.kv_offloading_size must be above 0"
+            )
+        if knobs["kv_offloading_disk_bandwidth"] is None:
+            problems.append("engine.kv_offloading_disk_bandwidth: missing; the disk is read at it, such as 7 GB/s")
+    return problems

@@ -37,6 +37,50 @@ AXES = ("m", "n", "k", "size", "ranks", "tokens", "experts", "hidden", "inter", 
 """axes of corrections, in the order in which their values run, the last one fastest"""
 
 
+# What the laws of calibrated classes have beyond an OperatorEfficiency's four numbers (cost/laws.py).
+TERMS = {
+    "gemm": {
+        "tile_depth": "columns of K that a tile's prologue and epilogue cost",
+        "small_tile": "exponent by which the rate falls with a tile's area, below 128 x 256",
+        "split_traffic": "times that the FP32 partial sums of a matrix split along K are written and read",
+        "quantization_bandwidth": "share of the memory bandwidth at which inputs are quantised",
+        "quantization_row": "seconds per row of inputs that are quantised",
+    },
+    "attention_prefill": {
+        "query_keys": "further keys that a query's work amounts to",
+        "tile_keys": "further keys that a tile of 128 queries' work on each key head amounts to, per query",
+        "narrow_head": "exponent by which the rate falls with the head dimension, below 128",
+    },
+    "attention_decode": {"sequence_time": "seconds per sequence and key head"},
+    "moe": {"elsewhere": "share of the traffic of tokens for other ranks' experts that moves here too"},
+    "all_reduce": {
+        "library_fixed": "seconds before the first byte where NCCL does it",
+        "library_bandwidth": "share of the link's bandwidth that NCCL reaches",
+        "hop": "seconds per rank beyond two where NCCL does it",
+        "switch_fixed": "seconds before the first byte where the link's switches add up",
+        "switch_bandwidth": "share of the link's bandwidth that this reaches",
+    },
+    "all_gather": {
+        "hop": "seconds per rank beyond two",
+        "quick_bandwidth": "share of the link's bandwidth of NCCL's low-latency protocols",
+        "bulk_fixed": "seconds before the first byte of its simple protocol, which reaches `bandwidth`",
+    },
+}
+TERMS |= {"reduce_scatter": TERMS["all_gather"], "all_to_all": TERMS["all_gather"]}
+TERMS |= {"mla_prefill": TERMS["attention_prefill"], "mla_decode": TERMS["attention_decode"]}
+OPTIONAL = ("quantization_bandwidth", "quantization_row", "query_keys", "tile_keys", "narrow_head", "sequence_time",
+            "switch_fixed", "switch_bandwidth")  # fmt: skip
+"""terms that a law does without"""
+CORRECTED = {
+    "gemm": ("m", "n", "k"),
+    "moe": ("tokens", "experts", "hidden", "inter"),
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all"), ("size", "ranks")),
+    **dict.fromkeys(("attention_prefill", "attention_decode", "mla_prefill", "mla_decode"),
+                    ("work", "keys", "head_dim", "group")),
+}  # fmt: skip
+"""axes of a class's correction"""
+
+
 class Correction(Description):
     """What measured kernels deviate from their law: factors on a grid (cost/correction.py says between its knots)."""
 
@@ -94,7 +138,7 @@ class OperatorEfficiency(Description):
     provenance: Provenance
     source: str
     terms: dict[str, Number] = Field(default_factory=dict)
-    """what else the law of this class has: cost/laws.py"""
+    """what else the law of this class has: TERMS in spec/hardware.py"""
     errors: dict[str, str] = Field(default_factory=dict)
     """how far measured kernels are from this, median and 90th percentile, by what was measured"""
     correction: Correction | None = None
@@ -200,9 +244,31 @@ class Hardware(Description):
                 problems.append(f"efficiency.{key[:40]} is no operator class" + near(operator, list(OPERATOR_CLASSES)))
             elif dtype and dtype not in (*DTYPES, *FORMATS):
                 problems.append(f"efficiency.{key[:40]} names no dtype" + near(dtype, [*DTYPES, *FORMATS]))
+            else:
+                problems += [
+                    f"efficiency.{key[:40]}.{problem}" for problem in _wrong_law(operator, self.efficiency[key])
+                ]
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+def _wrong_law(operator: str, shares: OperatorEfficiency) -> list[str]:
+    """What its class's law cannot be worked out with."""
+    known, terms, found = TERMS.get(operator, {}), shares.terms, []
+    for name in sorted(terms.keys() - known.keys()):
+        found.append(f"terms.{name[:40]} is no term of {operator}" + near(name, list(known)))
+    if missing := [name for name in known if terms and name not in terms and name not in OPTIONAL]:
+        found.append(f"terms must give {', '.join(missing)} too")
+    if ("switch_fixed" in terms) != ("switch_bandwidth" in terms):
+        found.append("terms must give both switch_fixed and switch_bandwidth, or neither")
+    for name, value in terms.items():
+        if name.endswith("_bandwidth") and not 0 < value <= 1:
+            found.append(f"terms.{name} is a share; must be above 0 and at most 1 (got {value:g})")
+    if shares.correction and shares.correction.axes.keys() != set(CORRECTED.get(operator, ())):
+        right = ", ".join(CORRECTED.get(operator, ())) or "none: this class has no correction"
+        found.append(f"correction.axes must be {right} (got {', '.join(shares.correction.axes)})")
+    return found
 
 
 def with_kernels_of(hardware: Hardware, stack: str) -> Hardware:

@@ -27,8 +27,9 @@ RATES = (10, 30, 100)
 REPEATS = 3
 
 
-def scenario(workload: dict, prefix_caching: bool):
-    parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": {"enable_prefix_caching": prefix_caching}}
+def scenario(workload: dict, prefix_caching: bool, **engine):
+    engine["enable_prefix_caching"] = prefix_caching
+    parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": engine}
     return build_scenario({**parts, "workload": workload}, "benchmark")
 
 
@@ -106,6 +107,7 @@ def main() -> None:
         "with_prefix_caching": {str(rate): round(requests_per_second(load(rate, 100_000, True))) for rate in RATES},
         "mooncake_requests_per_second": None,
         "mooncake_with_prefix_caching": None,
+        "mooncake_with_radix_tree": None,
         "compile_s": round(compile_s, 1),
         "bytes_per_request": round(bytes_per_request),
         "ratios": {
@@ -117,6 +119,8 @@ def main() -> None:
     if options.trace:
         for name, caching in (("mooncake_requests_per_second", False), ("mooncake_with_prefix_caching", True)):
             result[name] = round(requests_per_second(scenario({"trace": options.trace}, caching)))
+        tree = scenario({"trace": options.trace}, True, preset="sglang-0.5")
+        result["mooncake_with_radix_tree"] = round(requests_per_second(tree))
     if options.json:
         print(json.dumps(result))
         return

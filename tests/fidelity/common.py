@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from infersim.spec.errors import InputError
+
 PRESETS = {
     # engine, version (as tuple, from here on) -> preset: the nearest that has the same admission and mixing rules, or
     # of another engine the one whose step is most alike
@@ -49,5 +51,14 @@ def spread(errors) -> dict[str, float]:
     }
 
 
-def skipped(path: Path) -> str:
-    return f"skipped: {path} is missing"
+def read_table(path: Path, columns: str):
+    """A table of the data (pandas), CSV or Parquet. InputError in one line if it cannot be read or lacks a column."""
+    import pandas
+
+    try:
+        table = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
+    except (OSError, ValueError) as error:  # pandas' own and pyarrow's are ValueErrors
+        raise InputError(f"{path}: cannot be read as a table: {str(error).splitlines()[0]}") from None
+    if missing := [name for name in columns.split() if name not in table]:
+        raise InputError(f"{path}: lacks {', '.join(missing)}; must have the columns of the project's data")
+    return table

@@ -10,8 +10,7 @@ import numpy as np
 
 from infersim.calibration.classes import CLASSES, known
 from infersim.calibration.kernels import choose, errors, joined, soundness
-from infersim.calibration.tables import Rows, held_out, read
-from infersim.spec.errors import InputError
+from infersim.calibration.tables import Rows, held_out, read_all
 from infersim.spec.hardware import Hardware, OperatorEfficiency, load_hardware
 from infersim.spec.resources import names
 
@@ -28,10 +27,7 @@ def evaluate(data: Path) -> list[dict]:
         hardware = load_hardware(name)
         if not hardware.efficiency:
             continue
-        try:
-            tables = joined(filter(known, read(data / "kernels", hardware)))
-        except InputError:
-            continue  # no table of this device
+        tables = joined(filter(known, read_all(data / "kernels", hardware)))
         chosen = {(rows.operator_class, rows.dtype, rows.software) for rows in choose(tables, hardware)}
         for rows in tables:
             shares = hardware.efficiency.get(f"{rows.operator_class}.{rows.dtype}")

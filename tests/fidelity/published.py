@@ -4,12 +4,16 @@ import re
 from pathlib import Path
 
 import numpy as np
-from common import percent, preset_of, spread
+from common import percent, preset_of, read_table, spread
 from static import Batch, serve
 
 from infersim.spec.errors import InputError
 
 FILE = "e2e/published.csv"
+COLUMNS = (
+    "group model gpu n_gpu tp pp engine engine_version dtype_w dtype_kv isl osl concurrency_or_rate metric value unit"
+    " notes"
+)
 HARDWARE = {
     "A100 SXM 80GB": "a100-sxm-80gb", "H100 SXM 80GB": "h100-sxm", "H100 (SXM?)": "h100-sxm",
     "H100 PCIe 80GB": "h100-pcie", "B200 180GB": "b200-sxm", "RTX PRO 6000 Blackwell SE": "rtx-pro-6000",
@@ -99,9 +103,7 @@ def _line(row) -> float:
 
 def evaluate(data: Path):
     """The rows but those of `splitwise`, which are step_times' (pandas), with predictions."""
-    import pandas
-
-    rows = pandas.read_csv(data / FILE)
+    rows = read_table(data / FILE, COLUMNS)
     rows = rows[rows.group != "splitwise"].reset_index(drop=True)
     predictions = [predict(row) for row in rows.itertuples()]
     rows["predicted"], rows["why"] = [p[0] for p in predictions], [p[1] for p in predictions]

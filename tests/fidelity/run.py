@@ -2,8 +2,8 @@
 
     python tests/fidelity/run.py --data DIR [--json] [--report reports/fidelity.md]
 
-DIR is laid out as the project's shared data. A missing file skips its set. Exit code 1: an efficiency above 1, or an
-overhead below 0 (bugs, whatever the errors are).
+DIR is laid out as the project's shared data. A missing file skips its set. Exit codes: 1, an efficiency above 1 or an
+overhead below 0 (bugs, whatever the errors are); 2, a file that cannot be read as what it should be.
 """
 
 import argparse
@@ -22,7 +22,9 @@ import vllm_requests
 from common import PRESETS
 
 from infersim.cost.efficiency import efficiency
+from infersim.explain.summary import finite
 from infersim.spec.engine import PRESETS as ENGINES
+from infersim.spec.errors import InputError
 from infersim.spec.hardware import DTYPES, OPERATOR_CLASSES, load_hardware
 from infersim.spec.precision import FORMATS
 from infersim.spec.resources import names
@@ -41,12 +43,19 @@ def impossible() -> list[str]:
     """Efficiencies above 1 and overheads below 0."""
     found = []
     for name in names("hardware_profiles"):
-        hardware = load_hardware(name)
-        for operator_class in OPERATOR_CLASSES:
-            for dtype in (*DTYPES, *FORMATS):
-                e = efficiency(hardware, operator_class, dtype)
-                if not (0 < e.bandwidth <= 1 and 0 < e.flops <= 1 and e.fixed >= 0):
-                    found.append(f"{name} {operator_class}.{dtype}: {e.bandwidth}, {e.flops}, {e.fixed}")
+        try:
+            hardware = load_hardware(name)  # refuses shares above 1 and times below 0 that it says itself
+        except InputError as error:
+            found += error.problems
+            continue
+        used = {f"{kind}.{dtype}": efficiency(hardware, kind, dtype)
+                for kind in OPERATOR_CLASSES for dtype in (*DTYPES, *FORMATS)}  # fmt: skip
+        for key, e in (used | hardware.efficiency).items():
+            shares = {"bandwidth": e.bandwidth, "flops": e.flops}
+            shares |= {term: value for term, value in e.terms.items() if term.endswith("_bandwidth")}
+            times = {"fixed": e.fixed, **{term: value for term, value in e.terms.items() if term not in shares}}
+            found += [f"{name} {key}: {share} {value}" for share, value in shares.items() if not 0 < value <= 1]
+            found += [f"{name} {key}: {time} {value}" for time, value in times.items() if value < 0]
     for name, preset in ENGINES.items():
         times = {key: value for key in dir(preset) if key.endswith("_time") and (value := getattr(preset, key)) < 0}
         found += [f"{name}: {key} {value}" for key, value in times.items()]
@@ -59,16 +68,17 @@ def evaluate(data: Path) -> tuple[dict, dict]:
     if (Path(__file__).parent / "kernels.py").exists() and (data / "kernels").is_dir():
         tables["kernels"] = importlib.import_module("kernels").evaluate(data)
         document["kernels"] = tables["kernels"]
-    if (data / vllm_requests.FILE).exists():
+    if (data / vllm_requests.FILE).exists() and (data / vllm_requests.META).exists():
         tables["vllm_requests"] = vllm_requests.evaluate(data)
         document["vllm_requests"] = [
             {key: value for key, value in entry.items() if key != "requests"} for entry in tables["vllm_requests"]
         ]
     for name, module in (("silicon", silicon), ("published", published), ("step_times", step_times)):
         if (data / module.FILE).exists():
-            tables[name] = module.evaluate(data)
-            document[name] = module.summarize(tables[name])
-    return document, tables
+            rows = module.evaluate(data)
+            if len(rows):
+                tables[name], document[name] = rows, module.summarize(rows)
+    return finite(document), tables
 
 
 def show(document: dict, tables: dict) -> str:
@@ -76,7 +86,7 @@ def show(document: dict, tables: dict) -> str:
     lines = ["engine versions: the newest row that is not newer"]
     lines += [f"  {engine:7s} {'.'.join(map(str, since)):6s} {preset}" for (engine, since), preset in PRESETS.items()]
     for name, entries in document.items():
-        lines += ["", f"{name}: {len(entries)} groups" if entries else f"{name}: skipped, its file is missing"]
+        lines += ["", f"{name}: {len(entries)} groups" if entries else f"{name}: skipped, its file is missing or empty"]
         lines += [f"  best known: {text}" for text in BASELINES.get(name, ())]
         if entries:
             columns = [key for key in entries[0] if not isinstance(entries[0][key], dict)]
@@ -101,9 +111,17 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--report", type=Path, help="write the report there, its figures beside it")
     options = parser.parse_args()
+    if not options.data.is_dir():
+        parser.error(f"--data {options.data}: no such folder")
     started = time.perf_counter()
-    document, tables = evaluate(options.data)
     bugs = impossible()
+    for bug in bugs:
+        print(f"impossible: {bug}", file=sys.stderr)
+    try:
+        document, tables = evaluate(options.data)
+    except InputError as error:
+        print(*error.problems, sep="\n", file=sys.stderr)
+        return 1 if bugs else 2
     if options.json:
         print(json.dumps(document, indent=1))
     else:
@@ -113,8 +131,6 @@ def main() -> int:
         import report
 
         report.write(options.report, document, tables)
-    for bug in bugs:
-        print(f"impossible: {bug}", file=sys.stderr)
     return 1 if bugs else 0
 
 

@@ -7,7 +7,7 @@ from hashlib import sha1
 from pathlib import Path
 
 import numpy as np
-from common import percent, preset_of, spread
+from common import percent, preset_of, read_table, spread
 from recipes import WAVES, recipe
 
 from infersim.metrics.latency import measure
@@ -17,6 +17,10 @@ from infersim.spec.hardware import load_hardware
 from infersim.spec.scenario import build_scenario
 
 FILE = "e2e/silicon_sample.parquet"
+COLUMNS = (
+    "id mode system backend backend_version model_path fam precision gemm_quant_mode isl osl batch_size tp_size pp_size"
+    " attention_dp_size moe_tp_size moe_ep_size silicon_data_source silicon_ttft_ms silicon_tpot_ms"
+)
 SYSTEMS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm"}
 FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "bfloat16": "bf16", "float16": "bf16"}
 MOE = ("DeepSeek-V3", "GLM-5", "Kimi-K2.5", "MiniMax-M2.5", "Qwen3-235B-A22B", "Qwen3.5-397B-A17B", "gpt-oss-120b")
@@ -93,6 +97,8 @@ def predict(row) -> Prediction:
         return Prediction(why="disaggregated prefill and decode")
     try:
         (result,) = run(build_scenario(scenario_of(row), row.id))
+    except KeyError as error:
+        return Prediction(why=f"no counterpart of {error.args[0]}")
     except InputError as error:
         return Prediction(why=error.problems[0].split(": ", 1)[-1])
     metrics = measure(result)
@@ -116,9 +122,7 @@ def held_out(row) -> bool:
 
 def evaluate(data: Path):
     """The table of rows with predictions (pandas), one row each."""
-    import pandas
-
-    rows = pandas.read_parquet(data / FILE)
+    rows = read_table(data / FILE, COLUMNS)
     predictions = [predict(row) for _, row in rows.iterrows()]
     rows["ttft"], rows["tpot"] = [p.ttft for p in predictions], [p.tpot for p in predictions]
     rows["why"] = [p.why for p in predictions]

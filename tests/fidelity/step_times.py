@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common import percent, preset_of, spread
+from common import percent, preset_of, read_table, spread
 from static import Batch, serve
 
 from infersim.spec.errors import InputError
@@ -11,17 +11,19 @@ FILE = "e2e/splitwise_step_times.csv"
 MODELS = {"llama2-70b": "Llama-2-70B", "bloom-176b": "bloom"}
 HARDWARE = {"a100-80gb": "a100-sxm-80gb", "h100-80gb": "h100-sxm"}
 KEYS = ["model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size"]
+TIMES = ["prompt_time", "token_time"]
 
 
 def evaluate(data: Path):
     """One row per setting, medians of its repetitions (pandas), with predictions in ms."""
-    import pandas
-
-    rows = pandas.read_csv(data / FILE).groupby(KEYS)[["prompt_time", "token_time"]].median().reset_index()
+    table = read_table(data / FILE, " ".join([*KEYS, *TIMES]))
+    rows = table.groupby(KEYS)[TIMES].median().reset_index()
     prompt, token, why = [], [], []
     for row in rows.itertuples():
         times = None
-        if row.hardware in HARDWARE:
+        if row.model not in MODELS:
+            why.append(f"no counterpart of {row.model}")
+        elif row.hardware in HARDWARE:
             try:
                 times = serve(
                     Batch(MODELS[row.model], HARDWARE[row.hardware], row.prompt_size, row.token_size, row.batch_size,

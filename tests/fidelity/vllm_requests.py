@@ -4,13 +4,18 @@ import json
 from pathlib import Path
 
 import numpy as np
-from common import percent, preset_of
+from common import percent, preset_of, read_table
 
 from infersim.run import simulate
+from infersim.spec.errors import InputError
 from infersim.spec.scenario import build_scenario
 from infersim.workload.requests import Requests
 
 FILE, META = "e2e/vllm_requests.csv", "e2e/vllm_meta.json"
+COLUMNS = (
+    "config req input_toks output_toks queued_s first_token_s last_token_s peer_sim_ttft_ms peer_sim_tpot_ms"
+    " peer_sim_latency_ms"
+)
 HARDWARE = {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000"}
 
 
@@ -40,14 +45,25 @@ def scenario_of(meta: dict):
     )
 
 
-def evaluate(data: Path) -> list[dict]:
-    """One entry per configuration, and under "requests" the arrays behind it."""
-    import pandas
+def _configurations(path: Path) -> list[dict]:
+    needed = ("config", "model", "hardware", "tp", "vllm_version", "engine_kwargs", "kv_cache")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(found, list) or any(key not in meta for meta in found for key in needed):
+        raise InputError(f"{path}: must be a list of configurations with {', '.join(needed)}")
+    return found
 
-    log = pandas.read_csv(data / FILE)
+
+def evaluate(data: Path) -> list[dict]:
+    """One entry per configuration that the log has, and under "requests" the arrays behind it."""
+    log = read_table(data / FILE, COLUMNS)
     entries = []
-    for meta in json.loads((data / META).read_text()):
+    for meta in _configurations(data / META):
         rows = log[log.config == meta["config"]].sort_values("queued_s", kind="stable")
+        if rows.empty:
+            continue
         requests = Requests(
             arrival=rows.queued_s.to_numpy(float),
             prompt_tokens=rows.input_toks.to_numpy("i4"),
