@@ -2,6 +2,7 @@
 
 from .allocation import allocate, allocate_matched, free, share_hits
 from .blocks import free_table, identify, look_up, take_until
+from .groups import forget
 from .hashes import find, hash_block, key_of
 from .njit import compiled
 from .queue import remove
@@ -37,6 +38,9 @@ def abort(a, q, time):
     request.status = ABORTED
     if before == RUNNING:
         drop_finished(a.requests, scheduler, a.running[rank])
+        scheduler.num_forks -= request.num_sequences - 1
+    if a.knobs[r].num_sequences > 1:
+        forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
     if a.knobs[r].radix:
         if before == RUNNING:
             computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)

@@ -80,8 +80,8 @@ def _compile() -> tuple[bytes, dict]:
 
     def entry(
         call, replicas, schedulers, knobs, prices, table, steps_priced, attention, draft_attention, plan, accepted,
-        sums, scratch, due, requests, segments, blocks, nodes, tables, hashes, running, steps, drafts, counts, step_end,
-        histogram, gaps, gap_offset, events,
+        sums, scratch, due, requests, segments, sequences, blocks, nodes, tables, hashes, running, steps, drafts,
+        counts, step_end, histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -103,6 +103,7 @@ def _compile() -> tuple[bytes, dict]:
                 carray(due, (2 * c[0].num_leaves,)),
                 carray(requests, (c[0].num_requests,)),
                 carray(segments, (c[0].num_segments,)),
+                carray(sequences, (c[0].num_sequences,)),
                 carray(blocks, (n * ranks, c[0].num_blocks)),
                 carray(nodes, (n * ranks, c[0].num_nodes)),
                 carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
@@ -120,10 +121,10 @@ def _compile() -> tuple[bytes, dict]:
         )
 
     records = (
-        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "BLOCK",
-        "NODE", "EVENT",
+        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "SEQUENCE",
+        "BLOCK", "NODE", "EVENT",
     )  # fmt: skip
-    call, replica, scheduler, knobs, price, attention, sums, request, segment, block, node, event = (
+    call, replica, scheduler, knobs, price, attention, sums, request, segment, sequence, block, node, event = (
         numba.from_dtype(getattr(state, name)) for name in records
     )
     f4, f8, i2, i4, i8 = types.float32, types.float64, types.int16, types.int32, types.int64
@@ -145,6 +146,7 @@ def _compile() -> tuple[bytes, dict]:
         f8,
         request,
         segment,
+        sequence,
         block,
         node,
         i4,
