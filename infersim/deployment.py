@@ -15,6 +15,7 @@ from .cost.drafting import (
     verification_engine,
     with_drafter,
 )
+from .cost.efficiency import efficiency
 from .cost.lora import adapter_bytes, with_adapters
 from .cost.memory import MAX_BLOCKS, Memory, longest_sequence, memory_waterfall
 from .cost.steptime import compile_step_cost
@@ -22,7 +23,7 @@ from .engine.fleet import ReplicaSpec, make_knobs
 from .engine.price import DraftCost, StepCost
 from .models.architecture import MLP, Attention, Layer, Model
 from .models.catalog import load_model
-from .spec.cluster import EncodePool, Kind
+from .spec.cluster import Cluster, EncodePool, Kind
 from .spec.early_exit import EarlyExit
 from .spec.engine import Engine, ResolvedEngine, resolve
 from .spec.errors import InputError
@@ -33,6 +34,7 @@ from .spec.precision import Precision
 from .spec.scenario import Scenario
 from .spec.speculation import Speculation
 from .spec.units import short
+from .spec.workload import Workload
 from .workload.acceptance import acceptance_table
 
 FAMILY = ("order", "reserve", "allocator", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens",
@@ -53,6 +55,9 @@ class Deployment:
     speculation: Speculation | None = None
     early_exit: EarlyExit | None = None
     lora: Lora | None = None
+    num_sequences: int = 1
+    """of each request: more than one are a group"""
+    beam_turnover: float = 0.0
 
     def step_cost(self) -> StepCost:
         """The engine's tables of seconds."""
@@ -138,6 +143,9 @@ class Deployment:
             policy=engine.scheduling_policy,
             num_cpu_blocks=self._num_cpu_blocks,
             swap_block_time=self.memory.block_bytes / self.hardware.pcie_bandwidth if self._num_cpu_blocks else 0.0,
+            num_sequences=self.num_sequences,
+            beam_turnover=self.beam_turnover,
+            copy_block_time=self._copy_block_time if self.num_sequences > 1 else 0.0,
             **self._tiers,
             lookahead=self._lookahead,
             host_step_time=engine.host_step_time,
@@ -156,6 +164,12 @@ class Deployment:
     def _num_cpu_blocks(self) -> int:
         swaps = self.engine.preemption_mode == "swap"
         return min(int(self.engine.swap_space / self.memory.block_bytes), MAX_BLOCKS) if swaps else 0
+
+    @property
+    def _copy_block_time(self) -> float:
+        """A block is read and written once (vLLM's copy_blocks, whose one launch in a step is left out)."""
+        copied = efficiency(self.hardware, "elementwise", self.precision.activations)
+        return 2 * self.memory.block_bytes / (copied.bandwidth * self.hardware.memory_bandwidth)
 
     @property
     def _tiers(self) -> dict[str, list[float]]:
@@ -388,6 +402,7 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePo
     if (cluster.encode is None) != (workload.images is None):
         raise InputError("cluster.encode and workload.images: one without the other is not modelled; give both")
     kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups if kind is not cluster.encode]
+    _check_groups(cluster, workload, [deployment for deployment, _ in kinds])
     first = kinds[0][0].model
     named: dict[str, Model] = {}
     for (deployment, kind), where in zip(kinds, cluster.group_names, strict=False):
@@ -468,7 +483,82 @@ def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
     speculation = scenario.speculation
     if speculation and speculation.drafter and kind is scenario.cluster.prefill:
         speculation = None  # who only computes prompts has no use for a drafter
-    return deploy(*parts, speculation, scenario.early_exit, kind.lora or scenario.lora)
+    deployment = deploy(*parts, speculation, scenario.early_exit, kind.lora or scenario.lora)
+    return _with_groups(deployment, scenario.workload)
+
+
+def _with_groups(deployment: Deployment, workload: Workload) -> Deployment:
+    """The same for requests of several sequences, if the workload has such and the engine schedules them as groups.
+
+    InputError for beams without an engine that has them, and for what groups do not go with.
+    """
+    engine, beams = deployment.engine, workload.beam_width > 1
+    key = "workload.beam_width" if beams else "workload.n"
+    k = max(workload.beam_width, workload.n)
+    shares = engine.sequence_groups and engine.allocator == "paged" and not engine.enable_prefix_caching
+    if k == 1 or not (beams or shares):
+        return deployment
+    if not engine.sequence_groups:
+        raise InputError(
+            f"{key}: {engine.preset} has no beams in its scheduler (vLLM had until 0.6.2); engine.preset must be vllm-0"
+        )
+    paged = engine.allocator == "paged"
+    plain = [group.window for group in deployment.memory.kv_groups] == [0]
+    recomputes = engine.preemption_mode == "recompute" and engine.origin["preemption_mode"] == "user"
+    checks = (
+        (paged, "sequences share pages; engine.allocator must be paged"),
+        (
+            not paged or engine.reserve in ("first-chunk", "whole-prompt"),
+            "sequences take pages as they grow; engine.reserve must be first-chunk or whole-prompt",
+        ),
+        (
+            not engine.enable_prefix_caching,
+            "blocks of a group are not looked up by others here; engine.enable_prefix_caching must be false",
+        ),
+        (
+            not engine.async_scheduling,
+            "which sequences go on is known with their tokens; engine.async_scheduling must be false",
+        ),
+        (engine.jump_forward_share == 0, "is not modelled with jumps; engine.jump_forward_share must be 0"),
+        (
+            deployment.speculation is None,
+            "vLLM 0 verifies no drafts of several sequences; speculation must be null",
+        ),
+        (
+            deployment.parallelism.pipeline == 1,
+            "is not modelled with pipeline stages; parallelism.pipeline must be 1",
+        ),
+        (plain, f"is modelled for full attention only; {deployment.model.name} has windows or states"),
+        (
+            k <= engine.max_num_seqs,
+            f"{k} sequences of one request never run at once; must be at most engine.max_num_seqs,"
+            f" {engine.max_num_seqs}",
+        ),
+        (not recomputes, "vLLM 0 cannot recompute several sequences; engine.preemption_mode must be swap"),
+        (
+            deployment.hardware.pcie_bandwidth is not None,
+            f"sequences are swapped over hardware.pcie_bandwidth, which {deployment.hardware.name} has not",
+        ),
+    )
+    problems = [f"{key}: {problem}" for holds, problem in checks if not holds]
+    if problems:
+        raise InputError(problems)
+    origin = {**engine.origin, "preemption_mode": "groups are swapped"}
+    engine = replace(engine, preemption_mode="swap", origin=origin)
+    turnover = workload.beam_turnover if beams else 0.0
+    return replace(deployment, engine=engine, num_sequences=k, beam_turnover=turnover)
+
+
+def _check_groups(cluster: Cluster, workload: Workload, deployments: list[Deployment]) -> None:
+    """InputError for groups of sequences in a cluster that cannot have them."""
+    key = "workload.beam_width" if workload.beam_width > 1 else "workload.n"
+    grouped = {deployment.num_sequences > 1 for deployment in deployments}
+    if len(grouped) > 1:
+        raise InputError(f"{key}: some replicas make one group of a prompt's samples, others requests; must be alike")
+    if True in grouped and (cluster.prefill or cluster.encode):
+        raise InputError(
+            f"{key}: groups of sequences are not handed over; cluster.prefill and cluster.encode must be null"
+        )
 
 
 def deployment_of(scenario: Scenario) -> Deployment:

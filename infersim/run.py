@@ -1,5 +1,6 @@
 """One run: description in, records out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,17 +147,45 @@ def _simulate(
         acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
         seed=seed,
     )
+    sent, asked, stop_tokens = requests, max_tokens, None
+    grouped = requests.samples > 1 and fleet.num_sequences > 1  # a row of the fleet stands for a prompt's samples
+    if grouped:
+        outputs, limits = (column.reshape(-1, requests.samples) for column in (requests.output_tokens, max_tokens))
+        first = np.arange(len(requests)) % requests.samples == 0
+        sent = replace(requests.keep(first), output_tokens=outputs.max(axis=1), samples=1)
+        asked, stop_tokens = limits.max(axis=1), np.minimum(outputs, limits)
     tenants = np.array([tenant.priority for tenant in (load.tenants or {}).values()])
     clients = Clients(
-        max_tokens,
+        asked,
         load.max_concurrency or 0,
         load.timeout or 0.0,
         load.retries,
         load.backoff,
-        None if requests.tenant is None else tenants[requests.tenant],
+        None if sent.tenant is None else tenants[sent.tenant],
+        stop_tokens,
     )
-    served = serve(scenario.cluster, fleet, [site for _, site in sites], requests, clients, seed, progress)
+    served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress)
+    if grouped:
+        served = _each_sample(served, fleet, requests.output_tokens, max_tokens)
     return _result(scenario, kinds, fleet, served, requests, seed)
+
+
+def _each_sample(served: Served, fleet: Fleet, output_tokens: np.ndarray, max_tokens: np.ndarray) -> Served:
+    """The same with a record for each sample: its group's, but for its own tokens and end. All but the first of a group
+    found their prompt computed."""
+    k = fleet.num_sequences
+    groups = np.repeat(np.arange(len(served.rows)), k)
+    own = fleet.sequences_of(served.rows).reshape(-1)
+    records = served.requests[groups]
+    records["output_tokens"], records["max_tokens"] = output_tokens, max_tokens
+    records["stop_tokens"] = own["stop_tokens"]
+    records["num_output_tokens"] = np.minimum(records["num_output_tokens"], own["stop_tokens"])
+    ended = own["last_token"] >= 0
+    records["last_token"][ended] = own["last_token"][ended]
+    others = (np.arange(len(records)) % k > 0) & (records["scheduled"] >= 0)
+    records["num_cached_tokens"][others] = records["prompt_tokens"][others]
+    columns = {name: column[groups] for name, column in served.columns.items()}
+    return replace(served, requests=records, rows=served.rows[groups], columns=columns)
 
 
 def _shortest(kinds: list[tuple[Deployment, Kind]], models: list[str | None]) -> list[Deployment]:
@@ -234,6 +263,7 @@ def _result(
         route=served.route,
         retries=served.retries,
         route_columns=served.columns,
+        num_sequences=deployment.num_sequences,
         tenant=requests.tenant,
         model=requests.model,
         models=requests.models,

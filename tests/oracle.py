@@ -10,6 +10,10 @@ they share text, name and segments; sorted by arrival) to the end. What must hol
 requests) is asserted on the way.
 
 Speculation: a decoding sequence brings drafts to its next step; `accept` says how many of them would be accepted.
+
+Groups (num_sequences above 1): when its prompt is computed a request becomes as many sequences with a table of blocks
+each, which hold the blocks that they share once more each; `parent` says from which sequence each one goes on. Rules of
+vLLM 0.6.2 (core/scheduler.py, core/block_manager_v1.py).
 """
 
 from collections.abc import Callable
@@ -20,6 +24,7 @@ from typing import NamedTuple
 
 COMPLETED, REJECTED = "completed", "rejected"
 PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN = "prompt_too_long", "over_max_model_len"
+GROUP_TOO_LARGE, SWAP_SPACE_FULL = "group_too_large", "swap_space_full"
 QUERY_TILE = 128
 
 
@@ -53,6 +58,9 @@ class Knobs:
     new_token_ratio_decay: float = 0.0
     num_cpu_blocks: int = 0  # preempted requests go there as long as there is room, and come back before new ones
     swap_block_time: float = 0.0
+    num_sequences: int = 1  # of each request
+    beam_turnover: float = 0.0  # chance that one goes on from another
+    copy_block_time: float = 0.0
     tier_blocks: tuple[int, int] = (0, 0)  # of the CPU and the disk, for text that leaves the GPU; no disk without CPU
     tier_latency: tuple[float, float] = (0.0, 0.0)
     tier_block_time: tuple[float, float] = (0.0, 0.0)  # a block on the disk passes through the CPU's memory
@@ -85,6 +93,7 @@ class Request:
     priority: int = 0
     segments: tuple[tuple[object, int], ...] = ()  # (name, tokens) that the prompt begins with
     name: object = None  # of its own text
+    stop_tokens: tuple[int, ...] = ()  # of each sequence of a group; default: all tokens
     status: str = ""
     reason: str = ""
     sent: float = -inf
@@ -107,6 +116,8 @@ class Request:
     num_tier_tokens: tuple[int, int] = (0, 0)  # and of those in the CPU's memory, and on the disk
     num_preemptions: int = 0
     num_swapped: int = 0  # blocks in the CPU's memory
+    sequences: dict[int, list] = field(default_factory=dict)  # of a group: blocks of each that goes on
+    ends: dict[int, float] = field(default_factory=dict)  # and when the others ended
     num_drafts: int = 0  # that it brings to its next step
     all_accepted: bool = False  # of the drafts of its last step
     num_accepted: int = 0  # output tokens that were drafts
@@ -517,6 +528,11 @@ def price_from_step_cost(cost, draft=None) -> Price:
     return price
 
 
+def lanes(request: Request) -> int:
+    """Sequences of the request that a step takes along."""
+    return len(request.sequences) or 1
+
+
 class Entry(NamedTuple):
     """A sequence's part of a step: n tokens, the last `verified` of them drafts, and whether it yields new tokens;
     `proposed` drafts are then made for its next step."""
@@ -540,6 +556,9 @@ class Outcome:
     in_system_time: float  # integral over time of the number of requests sent and not finished
     load_time: float  # of all that came back from the tiers
     tiers: list[int]  # texts that each holds at the end
+    block_time: float  # and of the blocks held by groups, ...
+    saved_time: float  # ... and of those that their sequences hold once more
+    block_copies: int  # since another sequence wrote to the block too
 
 
 Accept = Callable[[int, int, bool], int]
@@ -550,15 +569,24 @@ Jumps = Callable[[int, int], bool]
 """(index of the request, its outputs so far) -> whether the grammar decides what follows the next one"""
 
 
+Parent = Callable[[int, int, int], int]
+"""(index of the request, outputs so far with this one, sequence) -> the sequence from which this one goes on"""
+
+
 def simulate(
-    requests: list[dict], knobs: dict, price: Price, accept: Accept = lambda *_: 0, jumps: Jumps = lambda *_: False
+    requests: list[dict],
+    knobs: dict,
+    price: Price,
+    accept: Accept = lambda *_: 0,
+    jumps: Jumps = lambda *_: False,
+    parent: Parent = lambda _index, _outputs, sequence: sequence,
 ) -> Outcome:
-    return Simulation(requests, Knobs(**knobs), price, accept, jumps).run()
+    return Simulation(requests, Knobs(**knobs), price, accept, jumps, parent).run()
 
 
 class Simulation:
-    def __init__(self, requests: list[dict], knobs: Knobs, price: Price, accept: Accept, jumps: Jumps):
-        self.knobs, self.price, self.accept, self.jumps = knobs, price, accept, jumps
+    def __init__(self, requests: list[dict], knobs: Knobs, price: Price, accept: Accept, jumps: Jumps, parent: Parent):
+        self.knobs, self.price, self.accept, self.jumps, self.parent = knobs, price, accept, jumps, parent
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
@@ -573,6 +601,9 @@ class Simulation:
         self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.ratio = knobs.new_token_ratio
+        self.num_block_copies = self.block_copies = 0
+        self.given_up: list[Request] = []
+        self.looked = self.block_time = self.saved_time = self.given_up_time = 0.0
         self.copy_time = self.load_time = 0.0
         self.preempted = False
         self.front_end = 0.0
@@ -587,8 +618,13 @@ class Simulation:
                 while self.incoming and self.incoming[0].visible <= self.now:
                     self.waiting.append(self.incoming.pop(0))
                     self.waiting.sort(key=self.urgency)
-                if entries := self.schedule():
+                self.look()
+                entries = self.schedule()
+                turned_away = self.turn_away()
+                if entries:
                     self.issue(entries)
+                    continue
+                if turned_away:
                     continue
             if self.in_flight:
                 self.complete(*self.in_flight.pop(0))
@@ -700,7 +736,11 @@ class Simulation:
                 continue  # its next token is not known yet
             computed = request.num_computed_tokens
             until = min(computed + n + self.knobs.lookahead, self.knobs.max_model_len)
-            while request in self.running and not self.allocate(request, computed, until):
+            if n * lanes(request) > self.budget:
+                continue
+            while request in self.running and not (
+                self.append(request) if request.sequences else self.allocate(request, computed, until)
+            ):
                 victim = max(
                     (r for r in self.running if r not in [chosen for chosen, _ in self.chosen]),
                     key=lambda r: (self.urgency(r), self.running.index(r)),
@@ -712,7 +752,11 @@ class Simulation:
             if request not in self.running:
                 break
             self.chosen.append((request, n))
-            self.budget -= n
+            self.budget -= n * lanes(request)
+
+    def seats(self, requests: list[Request]) -> int:
+        """Sequences that the requests have, or will have when their prompts are computed."""
+        return sum(len(r.sequences) or self.knobs.num_sequences for r in requests)
 
     def admit(self) -> None:
         """Waiting requests, if there was memory for all that run, until the first that does not fit."""
@@ -724,9 +768,11 @@ class Simulation:
             not self.preempted
             and position < len(self.waiting)
             and self.budget > 0
-            and len(self.running) < knobs.max_num_seqs
+            and self.seats(self.running) < knobs.max_num_seqs
         ):
             request = self.waiting[position]
+            if self.seats([*self.running, request]) > knobs.max_num_seqs:
+                break
             if request.num_steps_in_flight > 0:  # preempted, and steps from before that are still to come back
                 position += 1
                 continue
@@ -754,6 +800,23 @@ class Simulation:
                 break
             n = min(n, self.budget)
             watermark = knobs.watermark_blocks if self.running else 0
+            if request.sequences:
+                needed = request.num_swapped + len(request.sequences)
+                if len(request.sequences) > self.budget:
+                    break
+                if needed > len(self.pool.blocks):
+                    self.give_up(request, GROUP_TOO_LARGE)
+                if request.reason or needed + watermark > len(self.pool.free):
+                    break
+                self.running.append(self.waiting.pop(position))
+                self.swap_in(request)
+                assert self.append(request)
+                request.prefill_end = request.num_tokens
+                self.copy_time += request.num_swapped * knobs.swap_block_time
+                self.returned = True
+                self.chosen.append((request, n))
+                self.budget -= len(request.sequences)
+                continue
             if knobs.reserve == "to-completion":
                 promised = sum(max(self.full_blocks(r) - sum(map(len, r.tables)), 0) for r in self.running)
                 need = self.whole(request.prompt_tokens + request.max_tokens, hits) + promised
@@ -883,6 +946,93 @@ class Simulation:
             request.num_hashed = max(request.num_hashed, full)
         return True
 
+    def look(self) -> None:
+        """What groups hold, and hold once more, since it was looked at last."""
+        held = [block for r in self.requests for table in r.tables for block in table]
+        different = len(set(map(id, held)))
+        self.block_time += (self.now - self.looked) * different
+        self.saved_time += (self.now - self.looked) * (len(held) - different)
+        self.looked = self.now
+
+    def append(self, request: Request) -> bool:
+        """Each sequence of a group gets a place for its next token, if there is a free block for each."""
+        if len(request.sequences) > len(self.pool.free):
+            return False
+        for table in request.sequences.values():
+            if request.num_computed_tokens == len(table) * self.knobs.block_size:
+                table.append(self.pool.take())
+            elif table[-1].references > 1:
+                self.pool.put_back(table[-1])
+                table[-1] = self.pool.take()
+                self.num_block_copies += 1
+        return True
+
+    def advance_group(self, request: Request, end: float) -> None:
+        """A group has one more token, in each of its sequences."""
+        if not request.sequences:
+            (table,) = request.tables
+            for block in table:
+                block.references += self.knobs.num_sequences - 1
+            request.sequences = {s: list(table) for s in range(self.knobs.num_sequences)}
+        elif request.outputs < min(request.output_tokens, request.max_tokens):
+            parents = {s: self.parent(request.index, request.outputs, s) for s in request.sequences}
+            children = {s: list(request.sequences[parent]) for s, parent in parents.items()}
+            for block in (block for table in children.values() for block in table):
+                self.pool.touch(block)
+            for block in (block for table in request.sequences.values() for block in table):
+                self.pool.put_back(block)
+            request.sequences = children
+        most = min(request.output_tokens, request.max_tokens)
+        for s in list(request.sequences):
+            if request.outputs >= (request.stop_tokens[s] if request.stop_tokens else most):
+                request.ends[s] = end
+                for block in request.sequences.pop(s):
+                    self.pool.put_back(block)
+        request.tables = list(request.sequences.values())
+
+    def swap_out(self, request: Request) -> None:
+        """The group's blocks go to the CPU's memory, if that has room."""
+        blocks = {id(block): block for table in request.tables for block in table}
+        for block in blocks.values():
+            block.references = 1
+            self.pool.put_back(block)
+        request.sequences = {s: [id(block) for block in table] for s, table in request.sequences.items()}
+        request.tables = []
+        if len(blocks) <= self.knobs.num_cpu_blocks - sum(r.num_swapped for r in self.waiting):
+            self.copy_time += len(blocks) * self.knobs.swap_block_time
+            request.num_swapped = len(blocks)
+        else:
+            self.give_up(request, SWAP_SPACE_FULL)
+
+    def swap_in(self, request: Request) -> None:
+        """Other blocks, shared as they were."""
+        blocks = {}
+        for table in request.sequences.values():
+            for name in table:
+                if name in blocks:
+                    self.pool.touch(blocks[name])
+                else:
+                    blocks[name] = self.pool.take()
+        request.sequences = {s: [blocks[name] for name in table] for s, table in request.sequences.items()}
+        request.tables = list(request.sequences.values())
+
+    def give_up(self, request: Request, reason: str) -> None:
+        request.reason = reason
+        self.given_up.append(request)
+
+    def turn_away(self) -> bool:
+        """Reject the groups that the schedule gave up."""
+        for request in self.given_up:
+            self.waiting.remove(request)
+            request.status, request.num_swapped, request.sequences = REJECTED, 0, {}
+            self.given_up_time += self.now - request.sent
+            if self.knobs.max_concurrency:
+                self.places.append(self.now)
+        found, self.given_up = bool(self.given_up), []
+        if found and self.knobs.max_concurrency:
+            self.send(self.now)
+        return found
+
     def look_up(self, request: Request) -> list[list[Block | None]] | None:
         """The cached blocks of a request's beginning, per block table, for the longest hit that all agree on.
 
@@ -987,6 +1137,11 @@ class Simulation:
 
     def preempt(self, victim: Request) -> None:
         """To be recomputed from its first token, or swapped. What is in flight still arrives."""
+        if victim.sequences:
+            self.swap_out(victim)
+            victim.num_preemptions += 1
+            self.preempted = True
+            return
         held = sum(map(len, victim.tables))
         self.release(victim)
         if held <= self.knobs.num_cpu_blocks - sum(r.num_swapped for r in self.waiting):
@@ -999,16 +1154,19 @@ class Simulation:
         self.preempted = True
 
     def issue(self, entries: list[Entry]) -> None:
-        scheduled = [(e.request.num_computed_tokens - e.n, e.n) for e in entries]
+        scheduled = [(e.request.num_computed_tokens - e.n, e.n) for e in entries for _ in range(lanes(e.request))]
         contexts = [e.request.num_computed_tokens - e.verified for e in entries if e.samples and e.proposed]
         passes = self.knobs.draft_passes[entries[0].proposed] if self.knobs.drafts else 0
-        sums = Sums(scheduled, [e.verified for e in entries], contexts, passes)
+        sums = Sums(scheduled, [e.verified for e in entries] if self.knobs.drafts else None, contexts, passes)
         issue, latency = self.price(sums)
         assert 0 <= issue <= latency
+        self.copy_time += self.num_block_copies * self.knobs.copy_block_time
+        self.block_copies += self.num_block_copies
+        self.num_block_copies = 0
         copies, self.copy_time = self.copy_time, 0.0
         issue, latency = issue * (latency + copies) / latency, latency + copies
-        self.steps.append((self.now, [(e.request.index, e.n) for e in entries]))
-        self.now += self.knobs.host_step_time + self.knobs.host_sequence_time * len(entries)
+        self.steps.append((self.now, [(e.request.index, e.n * lanes(e.request)) for e in entries]))
+        self.now += self.knobs.host_step_time + self.knobs.host_sequence_time * len(scheduled)
         start = max(self.now, self.gpu_free)
         self.gpu_free = start + issue
         self.last_end = max(start + latency, self.last_end)  # a pipeline does not overtake itself
@@ -1017,6 +1175,8 @@ class Simulation:
     def complete(self, entries: list[Entry], end: float) -> None:
         """A step's tokens are known at `end`; the scheduler may come to look at them later."""
         self.now = max(self.now, end)
+        if self.knobs.num_sequences > 1:
+            self.look()
         if self.knobs.max_concurrency or self.knobs.host_token_time:
             self.send(end)
         tokens = sum(entry.samples and entry.request.status != COMPLETED for entry in entries)
@@ -1051,6 +1211,8 @@ class Simulation:
             request.num_accepted += min(1 + accepted, room) - 1
             request.first_token, request.last_token = request.token_times[0], end
             request.num_placeholders -= 1 + entry.verified if self.knobs.async_scheduling else 0
+            if self.knobs.num_sequences > 1:
+                self.advance_group(request, end)
             if request.outputs >= min(request.output_tokens, request.max_tokens):
                 request.status = COMPLETED
                 if self.knobs.radix and request in self.running and request.num_computed_tokens > request.prefill_end:
@@ -1076,7 +1238,7 @@ class Simulation:
         assert sum(r.num_swapped for r in self.waiting) <= knobs.num_cpu_blocks
         assert not any(r.num_swapped for r in self.running)
         assert all(r.num_placeholders >= 0 and r.num_steps_in_flight >= 0 for r in self.requests)
-        assert len(self.running) <= knobs.max_num_seqs
+        assert self.seats(self.running) <= knobs.max_num_seqs
         for held, size in zip(self.tiers.held, knobs.tier_blocks, strict=True):
             assert len(set(held)) == len(held) <= size
         alive = self.pending + self.incoming + self.waiting + self.running
@@ -1087,7 +1249,8 @@ class Simulation:
     def outcome(self) -> Outcome:
         assert all(r.status in (COMPLETED, REJECTED) for r in self.requests)
         for r in self.requests:
-            assert r.outputs == (min(r.output_tokens, r.max_tokens) if r.status == COMPLETED else 0)
+            given_up = r.reason in (GROUP_TOO_LARGE, SWAP_SPACE_FULL)
+            assert given_up or r.outputs == (min(r.output_tokens, r.max_tokens) if r.status == COMPLETED else 0)
             assert r.status == REJECTED or r.arrival <= r.sent <= r.scheduled <= r.first_token <= r.last_token
             assert r.token_times == sorted(r.token_times)
         assert all(sum(n for _, n in step) <= self.knobs.max_num_batched_tokens for _, step in self.steps)
@@ -1098,10 +1261,12 @@ class Simulation:
             population += change
             in_system_time += population * (until - time)
         assert isclose(in_system_time, sum(r.last_token - r.sent for r in completed), rel_tol=1e-9, abs_tol=1e-12)
+        in_system_time += self.given_up_time
         num_preemptions = sum(r.num_preemptions for r in self.requests)
         tiers = [len(held) for held in self.tiers.held]
         steps = self.steps
         tree = []
         while self.knobs.radix and (leaf := self.pool.evict()):
             tree.append(len(leaf.blocks))
-        return Outcome(self.requests, steps, len(steps), num_preemptions, tree, in_system_time, self.load_time, tiers)
+        sums = (in_system_time, self.load_time, tiers, self.block_time, self.saved_time, self.block_copies)
+        return Outcome(self.requests, steps, len(steps), num_preemptions, tree, *sums)

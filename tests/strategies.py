@@ -37,6 +37,12 @@ class Scenario:
         draw = (splitmix64(key, outputs) >> 11) * 2.0**-53
         return next((i for i, chance in enumerate(row) if not draw < chance), len(row))
 
+    def parent(self, index: int, outputs: int, sequence: int) -> int:
+        """The beam from which a beam goes on, by the same rule."""
+        k, turnover = self.knobs["num_sequences"], self.knobs["beam_turnover"]
+        draw = (splitmix64(integer_keys(0, "beams", -1 - index), outputs * k + sequence) >> 11) * 2.0**-53
+        return min(int(draw / turnover * k), k - 1) if draw < turnover else sequence
+
     def jumps(self, index: int, outputs: int) -> bool:
         """Whether the grammar decides what follows, by the same rule."""
         draw = (splitmix64(integer_keys(0, "jumps", -1 - index), outputs) >> 11) * 2.0**-53
@@ -282,9 +288,55 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
 
 
 @st.composite
-def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
-    """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9."""
+def grouped(draw, knobs: dict, rows: list[dict], exact: bool) -> list[dict]:
+    """Makes each request a group: beams, or samples with ends of their own. Sets the knobs that go with it."""
+    k = draw(st.integers(2, 6))
+    knobs |= {
+        "num_sequences": k,
+        "beam_turnover": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
+        "max_num_seqs": k * draw(st.integers(1, 3)) + draw(st.integers(0, 1)),
+        "num_cpu_blocks": draw(st.sampled_from([0, 3, 10, 100])),
+        "swap_block_time": TICK,
+        "copy_block_time": draw(st.sampled_from([0, 1])) * (TICK if exact else ODD_TICK),
+        "enable_prefix_caching": False,
+        "radix": False,
+        "tier_blocks": (0, 0),
+        "policy": draw(st.sampled_from(["fcfs", "fcfs", "priority", "shortest-first"])),
+        "async_scheduling": False,
+        "steps_in_flight": 1,
+        "kv_window": (0,),
+        "kv_multiplicity": (1,),
+        "retracts": False,
+        "clip_max_new_tokens": 0,
+        "order": draw(st.sampled_from(["running-first", "running-first", "prefills-only"])),
+        "reserve": draw(st.sampled_from(["first-chunk", "whole-prompt"])),
+        "allocator": "paged",
+    }
+    whole = -(-knobs["max_model_len"] // knobs["block_size"])
+    knobs["num_gpu_blocks"] = 1 + whole + draw(st.sampled_from([0, 1, k, 2 * k, k * whole]))
+    budget = knobs["max_num_batched_tokens"]
+    if knobs["chunked_prefill"] and draw(st.booleans()):  # a prompt beside a group may leave too little for it
+        budget = 0
+    knobs["max_num_batched_tokens"] = max(budget, knobs["max_num_seqs"])
+    if knobs["beam_turnover"] > 0:
+        return rows
+    result = []
+    for row in rows:
+        most = min(row["output_tokens"], row["max_tokens"])
+        stops = [most, *draw(st.lists(st.integers(1, most), min_size=k - 1, max_size=k - 1))]
+        result.append({**row, "stop_tokens": tuple(draw(st.permutations(stops)))})
+    return result
+
+
+@st.composite
+def scenarios(draw, exact: bool = True, may_speculate: bool = True, forks: bool | None = None) -> Scenario:
+    """exact=False: prices that are no whole ticks, for the comparison of times to 1e-9. forks: requests are groups of
+    sequences, None: sometimes."""
     k = draw(knobs(exact))
+    rows = draw(requests(k["max_model_len"], exact))
+    if forks or (forks is None and draw(st.integers(0, 5)) == 5):
+        rows = draw(grouped(k, rows, exact))
+        return Scenario(rows, k, draw(step_costs(k["max_num_batched_tokens"], k["max_num_seqs"], exact)))
     speculates = may_speculate and draw(st.booleans()) and (k["enable_prefix_caching"] or k["kv_window"] == (0,))
     speculates = speculates and "allocator" not in k and "num_cpu_blocks" not in k
     if may_speculate and not speculates and not k["async_scheduling"] and draw(st.booleans()):
@@ -292,7 +344,6 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True) -> Scenario:
     logits = k["max_num_batched_tokens"] if speculates else k["max_num_seqs"]
     cost = draw(step_costs(k["max_num_batched_tokens"], logits, exact))
     more = draw(speculation(k, cost, exact)) if speculates else ()
-    rows = draw(requests(k["max_model_len"], exact))
     if (k["enable_prefix_caching"] or k.get("radix")) and draw(st.sampled_from([True, True, False])):
         rows = draw(with_shared_text(rows))
     return Scenario(rows, k, cost, *more)

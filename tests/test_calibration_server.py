@@ -274,7 +274,7 @@ def test_a_third_of_a_real_run_predicts_the_rest():
     """An RTX PRO 6000, overloaded: TPOT within 2 %, TTFT within 5 %."""
     runs = read_results([f"{REQUESTS}#rtxpro6000_llama3.1-8b_tp1"])
     scenario = real_server("rtx-pro-6000", max_num_seqs=128)
-    fit = fit_overheads(scenario, runs, ["step", "request"], fit_requests=100)
+    fit = fit_overheads(scenario, runs, ["step"], fit_requests=100)
     (held_out,) = fit.held_out
     assert abs(held_out["tpot"]) < 0.02
     assert abs(held_out["ttft"]) < 0.05
@@ -282,11 +282,11 @@ def test_a_third_of_a_real_run_predicts_the_rest():
 
 @needs_shared
 def test_a_real_run_that_needs_no_overhead_is_predicted_without():
-    """An RTX 4090, short of memory: the best fit is none, which the fit says and refuses; without any, the requests
+    """An RTX 4090, short of memory: the best fit is lost in its error, so it is refused; without any, the requests
     beyond the first hundred have TPOT within 2 % and TTFT within 5 %."""
     runs = read_results([f"{REQUESTS}#rtx4090_llama3.1-8b_tp1"])
     scenario = real_server("rtx-4090", max_num_seqs=256, max_model_len=32768, num_gpu_blocks_override=2588)
-    with pytest.raises(InputError, match=r"worker_step_time is not identified: it is 0 ms"):
+    with pytest.raises(InputError, match=r"worker_step_time is not identified: it is \d+ us \+- \d+ us"):
         fit_overheads(scenario, runs, ["step"], fit_requests=100)
     (run,) = runs
     held_out = mean_errors(predict(scenario, run), run, slice(100, None))

@@ -137,6 +137,18 @@ def a_cluster(draw: random.Random) -> Cluster:
     return Cluster.validate(data, "test")
 
 
+def grouped(one: ReplicaSpec, draw: random.Random) -> ReplicaSpec:
+    """The same for requests of several sequences."""
+    k = draw.choice([2, 4])
+    knobs = {"num_sequences": k, "beam_turnover": draw.choice([0.0, 0.3]), "num_cpu_blocks": draw.choice([0, 5, 50])}
+    knobs |= {"enable_prefix_caching": 0, "async_scheduling": 0, "steps_in_flight": 1, "reserve": 0, "kv_window": 0}
+    knobs |= {"num_kv_groups": 1, "kv_multiplicity": 1, "max_num_seqs": max(int(one.knobs["max_num_seqs"]), k)}
+    changed = ReplicaSpec(one.knobs.copy(), one.cost)
+    for name, value in knobs.items():
+        changed.knobs[name] = value
+    return changed
+
+
 def check(seed: int) -> None:
     draw = random.Random(seed)
     cluster, requests = a_cluster(draw), some_requests(draw)
@@ -161,6 +173,9 @@ def check(seed: int) -> None:
     if encoders:
         images = np.array([draw.choice([0, 0, 1, 3]) for _ in requests.arrival], "i4")
         requests = replace(requests, images=images, prompt_tokens=requests.prompt_tokens + images * image)
+    own = random.Random(-1 - seed)  # groups of sequences, beside what the seed has drawn
+    if not (cluster.prefill or cluster.encode) and own.random() < 0.3:
+        one = grouped(one, own)
     fleet = Fleet([one] * (cluster.most - encoders) + [encoder] * encoders, shares_text=True)
     clients = Clients(
         requests.output_tokens + draw.choice([0, 5]),
@@ -214,7 +229,8 @@ def check(seed: int) -> None:
         assert (~encoded).sum() == len(done)
     sojourns = (visits["last_token"] - visits["sent"])[visits["status"] == state.COMPLETED].sum()
     little = fleet.replicas["outstanding_time"].sum()
-    assert little == pytest.approx(sojourns + fleet.aborted_time, rel=1e-9, abs=1e-9)
+    ended = fleet.aborted_time + fleet.replicas["given_up_time"].sum()
+    assert little == pytest.approx(sojourns + ended, rel=1e-9, abs=1e-9)
     assert fleet.time_by_resource.sum() == pytest.approx(fleet.replicas["busy_time"].sum(), rel=1e-9, abs=1e-12)
     assert ((served.available >= 0) & (served.available <= served.end + 1e-9)).all()
 

@@ -28,7 +28,7 @@ def replica_of(scenario: Scenario) -> ReplicaSpec:
 
 def expected_of(scenario: Scenario) -> oracle.Outcome:
     price = oracle.price_from_step_cost(scenario.cost, scenario.draft)
-    return oracle.simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps)
+    return oracle.simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps, scenario.parent)
 
 
 def shares_text(scenario: Scenario) -> bool:
@@ -46,6 +46,8 @@ def submit(fleet: Fleet, requests: list[dict], replica: int = 0) -> None:
             [name for name, _ in pieces],
             [length for _, length in pieces],
         )
+    if requests and "stop_tokens" in requests[0]:
+        shared["stop_tokens"] = [r["stop_tokens"] for r in requests]
     columns = [[r[column] for r in requests] for column in COLUMNS]
     fleet.submit(replica, *columns, priority=[r["priority"] for r in requests], **shared)
 
@@ -74,6 +76,8 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
         "": 0,
         oracle.PROMPT_TOO_LONG: state.PROMPT_TOO_LONG,
         oracle.OVER_MAX_MODEL_LEN: state.OVER_MAX_MODEL_LEN,
+        oracle.GROUP_TOO_LARGE: state.GROUP_TOO_LARGE,
+        oracle.SWAP_SPACE_FULL: state.SWAP_SPACE_FULL,
     }
     gaps = []
     for got, want in zip(fleet.requests, expected.records, strict=True):
@@ -88,7 +92,9 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
             for name in ("scheduled", "first_token", "last_token"):
                 assert got[name] == pytest.approx(getattr(want, name), rel=tolerance, abs=tolerance)
             assert got["num_accepted_tokens"] == want.num_accepted
-            gaps += list(np.diff(want.chunk_times))
+        gaps += list(np.diff(want.chunk_times))
+    if fleet.num_sequences > 1:
+        assert_groups_agree(fleet, expected, tolerance)
     replica = fleet.replicas[0]
     assert replica["num_steps"] == expected.num_steps
     assert replica["num_preemptions"] == expected.num_preemptions
@@ -114,6 +120,24 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
         assert np.array_equal(np.bincount(bins.clip(0), minlength=state.HISTOGRAM_BINS), fleet.histogram)
 
 
+def assert_groups_agree(fleet: Fleet, expected: oracle.Outcome, tolerance: float) -> None:
+    """When each sequence ended, blocks held and saved over time, copies; and nothing is left of any tree."""
+    for got, want in zip(fleet.sequences_of(np.arange(fleet.num_requests)), expected.records, strict=True):
+        for s, sequence in enumerate(got):
+            assert sequence["last_token"] == pytest.approx(want.ends.get(s, -1.0), rel=tolerance, abs=tolerance)
+    replica, scheduler = fleet.replicas[0], fleet.schedulers[0]
+    assert replica["block_time"] == pytest.approx(expected.block_time, rel=1e-9, abs=1e-12)
+    assert replica["shared_time"] == pytest.approx(expected.saved_time, rel=1e-9, abs=1e-12)
+    assert replica["num_block_copies"] == expected.block_copies
+    assert not any(scheduler[name] for name in ("num_forks", "num_given_up"))
+    free, node = set(), scheduler["free_tree_block"]
+    while node:
+        free.add(int(node))
+        node = fleet.blocks[0, node]["next"]
+    assert len(free) == scheduler["num_tree_blocks"]
+    assert not fleet.blocks[0, : len(free) + 1]["references"].any()
+
+
 def assert_tiers(fleet: Fleet, expected: oracle.Outcome) -> None:
     """The tiers hold as many texts, each once, and the ring of each goes through all of them."""
     blocks, sizes = fleet.blocks[0], fleet.knobs["tier_blocks"][0].tolist()
@@ -134,6 +158,14 @@ def assert_tiers(fleet: Fleet, expected: oracle.Outcome) -> None:
 @given(scenarios(exact=True))
 def test_decides_as_the_oracle(scenario):
     """Times that floating point adds without rounding: ties are frequent, and every decision must be the same."""
+    expected = expected_of(scenario)
+    assert_agree(run(scenario), expected, exact=True)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(scenarios(exact=True, forks=True))
+def test_groups_decide_as_the_oracle(scenario):
+    """Several sequences of each request."""
     expected = expected_of(scenario)
     assert_agree(run(scenario), expected, exact=True)
 
@@ -169,7 +201,7 @@ def test_where_it_is_stopped_changes_nothing(scenario, data):
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-@given(scenarios(exact=True, may_speculate=False), scenarios(exact=True, may_speculate=False))
+@given(*2 * [scenarios(exact=True, may_speculate=False, forks=False)])
 def test_replicas_do_not_disturb_each_other(one, other):
     """Two replicas of a fleet run as each would alone, one after another or in turns."""
     for mask in (0, state.FINISHED):
@@ -201,7 +233,8 @@ def test_every_event_comes_once_and_in_order(scenario):
     assert times == sorted(times)
     requests = fleet.requests
     done, rejected = (int((requests["status"] == status).sum()) for status in (state.COMPLETED, state.REJECTED))
-    assert len(seen) == 2 * done + rejected
+    given_up = int(np.isin(requests["reason"], (state.GROUP_TOO_LARGE, state.SWAP_SPACE_FULL)).sum())
+    assert len(seen) == 2 * done + rejected + given_up  # these had begun
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))

@@ -261,15 +261,16 @@ def test_price_from_step_cost():
 def test_what_holds_in_any_scenario(scenario):
     """Beyond what the oracle asserts on the way: tokens are computed once or cached, first come is first served."""
     price = price_from_step_cost(scenario.cost, scenario.draft)
-    outcome = simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps)
+    outcome = simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps, scenario.parent)
     completed = [r for r in outcome.records if r.status == COMPLETED]
-    computed = {r.index: 0 for r in completed}
+    computed = {r.index: 0 for r in outcome.records}
     for _, step in outcome.steps:
         assert len({index for index, _ in step}) == len(step) <= scenario.knobs["max_num_seqs"]
         for index, n in step:
             computed[index] += n
     for record in completed:
-        needed = record.prompt_tokens + record.outputs - 1 - record.num_cached_tokens
+        sequences = record.stop_tokens or [record.outputs] * scenario.knobs.get("num_sequences", 1)
+        needed = record.prompt_tokens - record.num_cached_tokens + sum(stop - 1 for stop in sequences)
         wasted = computed[record.index] - needed
         foreseen = not scenario.knobs["async_scheduling"] or record.outputs == record.max_tokens
         cut = scenario.knobs.get("jump_tokens", 0)  # what a grammar decides at the end is not computed

@@ -80,6 +80,23 @@ def test_bounds_are_below_what_is_simulated(small, hardware):
         assert metrics["request_throughput"] <= bounds.rate
 
 
+@pytest.mark.parametrize(
+    ("engine", "load"),
+    [
+        ({"num_gpu_blocks_override": 1100}, {"prefixes": {"tokens": 16_000}, "input_tokens": 16}),
+        ({"num_gpu_blocks_override": 1100, "preset": "vllm-0"}, {"n": 8, "input_tokens": 16_000}),
+        ({"num_gpu_blocks_override": 1100, "preset": "vllm-0"}, {"beam_width": 8, "input_tokens": 16_000}),
+    ],
+)
+def test_shared_keys_do_not_break_the_bound(engine, load):
+    """Several sequences read the same blocks, which memory holds once."""
+    load |= {"output_tokens": 64, "num_requests": 10}
+    parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": {"max_model_len": 17_000} | engine}
+    scenario = build_scenario(parts | {"workload": load}, "test")
+    bounds = bounds_of(scenario, Lengths(scenario.workload, 0))
+    assert summarize(run(scenario))["metrics"]["request_throughput"] <= bounds.rate
+
+
 def test_nothing_can_names_the_floor(small):
     """A limit below physics is answered without a simulation, with the floor that forbids it."""
     answer = plan(small(slo={"p99_ttft_ms": 1}))

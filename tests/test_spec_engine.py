@@ -74,7 +74,6 @@ def test_longer_than_the_model_is_refused():
 @pytest.mark.parametrize(
     ("given", "switch", "value"),
     [
-        ({"swap_space": 1e9}, "preemption_mode", "recompute"),
         ({"kv_offloading_latency": 1e-3}, "kv_offloading_size", 0),
         ({"kv_offloading_disk_bandwidth": 1e9}, "kv_offloading_disk_size", 0),
         ({"kv_offloading_disk_latency": 1e-3}, "kv_offloading_disk_size", 0),

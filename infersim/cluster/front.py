@@ -338,7 +338,9 @@ class Front:
 
     def _finished(self, _: float, row: int, kind: int) -> None:
         i = self.owner.get(row, row)
-        time = float(self.fleet.requests["last_token"][row])  # the clock may be later: the engine was busy
+        given_up = self.fleet.requests["status"][row] == REJECTED
+        # the clock may be later: the engine was busy
+        time = self.clock.now if given_up else float(self.fleet.requests["last_token"][row])
         if self.slots is not None:
             self.slots.leave(row)
         if self.encode and row in self.encode.request_of:
@@ -348,7 +350,7 @@ class Front:
                 token = self.token[i]
                 self.clock.call_at(time, lambda: self._answered(i, token, time))
                 return
-            self._end(i, COMPLETED, time)
+            self._end(i, REJECTED if given_up else COMPLETED, time)
         self.drain()
         self.admit(self.pool_of_request(i), time)
 

@@ -2,6 +2,7 @@
 
 from .allocation import allocate, allocate_matched, free, share_hits
 from .blocks import free_table, identify, look_up, take_until
+from .groups import forget
 from .hashes import find, hash_block, key_of
 from .njit import compiled
 from .queue import remove
@@ -46,10 +47,13 @@ def abort(a, q, time):
     request.status = ABORTED
     if before == RUNNING:
         drop_finished(a.requests, scheduler, a.running[rank])
+        scheduler.num_forks -= request.num_sequences - 1
         replica.running_time += max(time - replica.last_schedule, 0.0)
         if scheduler.num_running == 0:
             stop_running(replica, a.schedulers, r * a.call[0].ranks, a.call[0].ranks, time)
     free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
+    if a.knobs[r].num_sequences > 1:
+        forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
     if a.knobs[r].radix:
         if before == RUNNING:
             computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)

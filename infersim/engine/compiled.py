@@ -15,9 +15,11 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import patch
 
 import llvmlite.binding as llvm
 
@@ -70,6 +72,7 @@ def _compile() -> tuple[bytes, dict]:
     config.OPT = config._OptLevel(0)  # before anything is compiled: see _object_code
     import numba
     from numba import carray, types
+    from numba.core.compiler_lock import global_compiler_lock
     from numba.core.runtime import _nrt_python
     from numba._helperlib import c_helpers  # isort: skip
 
@@ -80,8 +83,8 @@ def _compile() -> tuple[bytes, dict]:
 
     def entry(
         call, replicas, schedulers, knobs, prices, table, steps_priced, attention, draft_attention, plan, accepted,
-        sums, scratch, due, requests, segments, blocks, nodes, tables, hashes, running, steps, drafts, counts, step_end,
-        histogram, gaps, gap_offset, events,
+        sums, scratch, due, requests, segments, sequences, blocks, nodes, tables, hashes, running, steps, drafts,
+        counts, step_end, histogram, gaps, gap_offset, events,
     ):  # fmt: skip
         c = carray(call, (1,))
         n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
@@ -103,6 +106,7 @@ def _compile() -> tuple[bytes, dict]:
                 carray(due, (2 * c[0].num_leaves,)),
                 carray(requests, (c[0].num_requests,)),
                 carray(segments, (c[0].num_segments,)),
+                carray(sequences, (c[0].num_sequences,)),
                 carray(blocks, (n * ranks, c[0].num_blocks)),
                 carray(nodes, (n * ranks, c[0].num_nodes)),
                 carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
@@ -120,10 +124,10 @@ def _compile() -> tuple[bytes, dict]:
         )
 
     records = (
-        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "BLOCK",
-        "NODE", "EVENT",
+        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "SEQUENCE",
+        "BLOCK", "NODE", "EVENT",
     )  # fmt: skip
-    call, replica, scheduler, knobs, price, attention, sums, request, segment, block, node, event = (
+    call, replica, scheduler, knobs, price, attention, sums, request, segment, sequence, block, node, event = (
         numba.from_dtype(getattr(state, name)) for name in records
     )
     f4, f8, i2, i4, i8 = types.float32, types.float64, types.int16, types.int32, types.int64
@@ -145,6 +149,7 @@ def _compile() -> tuple[bytes, dict]:
         f8,
         request,
         segment,
+        sequence,
         block,
         node,
         i4,
@@ -160,9 +165,26 @@ def _compile() -> tuple[bytes, dict]:
         event,
     )
     pointers = [types.CPointer(element) for element in elements]
-    compiled = numba.cfunc(types.void(*pointers), error_model="numpy")(entry)
+    with _no_machine_code():
+        compiled = numba.cfunc(types.void(*pointers), error_model="numpy")(entry)
+        with global_compiler_lock:
+            compiled._library.finalize()  # links what it calls
     helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
     return _object_code(compiled._library.get_llvm_str()), {"entry": compiled.native_name, "helpers": helpers}
+
+
+@contextlib.contextmanager
+def _no_machine_code() -> Iterator[None]:
+    """Numba makes no machine code of each function meanwhile, a quarter of its time: only LLVM's text of all of them is
+    wanted, and none is called."""
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+
+    with (
+        patch.object(JITCodeLibrary, "_finalize_specific", lambda self: None),
+        patch.object(JITCodeLibrary, "get_pointer_to_function", lambda self, name: 1),
+        patch.object(JITCPUCodegen, "set_env", lambda self, name, environment: None),
+    ):
+        yield
 
 
 def _object_code(assembly: str) -> bytes:
@@ -188,7 +210,7 @@ def _object_code(assembly: str) -> bytes:
 def _build(folder: Path) -> tuple[bytes, dict]:
     """Compile, and leave the result in `folder` for later runs: atomically, two processes may do so at once."""
     if sys.stderr is not None:
-        print("infersim: compiling the engine (once per installation, about 15 s)", file=sys.stderr, flush=True)
+        print("infersim: compiling the engine (once per installation, about 25 s)", file=sys.stderr, flush=True)
     code, symbols = _compile()
     symbols |= {"sha256": hashlib.sha256(code).hexdigest()}
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

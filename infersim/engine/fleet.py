@@ -35,7 +35,7 @@ def make_knobs(**values) -> np.void:
     POLICIES.
     """
     knobs = np.zeros((), state.KNOBS)
-    knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = 1
+    knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = knobs["num_sequences"] = 1
     knobs["kv_multiplicity"][0] = 1
     knobs["order"] = state.ORDERS["running-first"]
     named = {
@@ -112,6 +112,10 @@ class Fleet:
         self.schedulers["waiting_head"] = self.schedulers["waiting_tail"] = -1
         self.schedulers["free_blocks"] = np.repeat(self.knobs["num_gpu_blocks"] - 1, ranks)
         self.shares_text, self.seed = shares_text, seed
+        self.num_sequences = int(self.knobs["num_sequences"][0])
+        if (self.knobs["num_sequences"] != self.num_sequences).any():
+            raise ValueError("all replicas must have the same num_sequences")
+        self.sequences = np.zeros(1, state.SEQUENCE)
         self._make_blocks(ranks)
         self._load_prices(replicas)
         self._specs = replicas
@@ -152,6 +156,15 @@ class Fleet:
             raise ValueError(
                 f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
             )
+        if knobs["num_sequences"] > 1:
+            windows = knobs["num_kv_groups"] > 1 or knobs["kv_window"][0] > 0
+            ahead = knobs["steps_in_flight"] > 1 or knobs["async_scheduling"]
+            if windows or ahead or knobs["allocator"] or knobs["enable_prefix_caching"]:
+                raise ValueError("groups need paged full attention, no prefix caching, and one step at a time")
+            if knobs["reserve"] not in (state.RESERVE_FIRST_CHUNK, state.RESERVE_WHOLE_PROMPT):
+                raise ValueError("groups take blocks as they grow")
+            if knobs["num_sequences"] > knobs["max_num_seqs"]:
+                raise ValueError(f"{knobs['num_sequences']} sequences of one request are above max_num_seqs")
         if knobs["radix"] and (knobs["num_kv_groups"] > 1 or knobs["kv_window"].any() or knobs["allocator"]):
             raise ValueError("a radix tree needs pages of one KV group with full attention")
         if knobs["policy"] == state.LONGEST_PREFIX and not knobs["radix"]:
@@ -173,6 +186,8 @@ class Fleet:
         slots = self.knobs["num_gpu_blocks"] + (self.knobs["tier_blocks"] + 1).sum(axis=1) * tiered
         num_blocks = 1 << (int(slots[caching].max(initial=1)) - 1).bit_length()
         num_nodes = 1 << (int(self.knobs["num_gpu_blocks"][self.knobs["radix"] != 0].max(initial=1)) - 1).bit_length()
+        if self.num_sequences > 1:  # twice the GPU's: groups that a schedule gives up keep their trees until it is made
+            num_blocks = int((2 * self.knobs["num_gpu_blocks"] + self.knobs["num_cpu_blocks"]).max())
         kept = caching | (self.knobs["allocator"] != state.PAGED)
         rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][kept].max(initial=0)) + 1
         columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
@@ -274,6 +289,7 @@ class Fleet:
         names=None,
         segments=None,
         priority=0,
+        stop_tokens=None,
     ) -> None:
         """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
 
@@ -296,7 +312,8 @@ class Fleet:
             tail = int(self.replicas["pending_tail"][r])
             if tail >= 0 and arrival[part][0] < self._requests["arrival"][tail]:
                 raise ValueError("arrivals must not go back in time")
-        first = self.add(prompt_tokens, output_tokens, max_tokens, len(arrival), names, segments, priority)
+        n = len(arrival)
+        first = self.add(prompt_tokens, output_tokens, max_tokens, n, names, segments, priority, stop_tokens)
         new = self._requests[first : self.num_requests]
         new["arrival"], new["replica"] = arrival, replica
         if rank is not None:
@@ -309,11 +326,23 @@ class Fleet:
             self._requests["next"][chain[:-1]] = chain[1:]
             self._link(r, int(chain[0]), int(chain[-1]))
 
-    def add(self, prompt_tokens, output_tokens, max_tokens, n: int, names=None, segments=None, priority=0) -> int:
+    def add(
+        self,
+        prompt_tokens,
+        output_tokens,
+        max_tokens,
+        n: int,
+        names=None,
+        segments=None,
+        priority=0,
+        stop_tokens=None,
+    ) -> int:
         """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`.
 
         segments: (offsets i8[n + 1], names i8[m], lengths i4[m]): what prompts begin with, as in workload Requests;
-        names: i8[n] of each request's own text, which follows, prompt and output; default: names that nobody else has.
+        names: i8[n] of each request's own text, which follows, prompt and output; default: names that nobody else has;
+        stop_tokens: i4[n, k] where each is a group of k sequences: what each of these generates, at most the request's
+        own; default: as much.
         """
         first, end = self.num_requests, self.num_requests + n
         if end > len(self._requests):
@@ -330,6 +359,9 @@ class Fleet:
         for link in ("replica", "next", "prev", "last_step", "table", "first_block"):
             new[link] = -1
         new["name"] = -1 - np.arange(first, end) if names is None else names
+        new["num_sequences"] = self.num_sequences
+        if self.num_sequences > 1:
+            self._add_sequences(new, first, stop_tokens)
         if self.acceptance is not None:
             new["key"] = make_keys(self.seed, "acceptance", new["name"])
             drawn = uniforms(make_keys(self.seed, "kind", new["name"]), 0)
@@ -353,12 +385,31 @@ class Fleet:
         self._moved()
         return first
 
+    def _add_sequences(self, new: np.ndarray, first: int, stop_tokens: np.ndarray | None) -> None:
+        """The sequences of the rows `new` from number `first` on."""
+        k = self.num_sequences
+        if k * (first + len(new)) > len(self.sequences):
+            grown = np.zeros(k * len(self._requests), state.SEQUENCE)
+            grown[: k * first] = self.sequences[: k * first]
+            self.sequences = grown
+        own = self.sequences[k * first : k * (first + len(new))].reshape(-1, k)
+        own["stop_tokens"] = new["stop_tokens"][:, None] if stop_tokens is None else stop_tokens
+        own["last_token"] = -1.0
+        new["key"] = make_keys(self.seed, "beams", new["name"])
+
+    def sequences_of(self, rows: np.ndarray) -> np.ndarray:
+        """state.SEQUENCE[m, k]: the sequences of the requests i8[m]."""
+        return self.sequences[: self.num_requests * self.num_sequences].reshape(-1, self.num_sequences)[rows]
+
     def add_like(self, row: int) -> int:
         """Another request like one that was added, to be sent on its own; returns its row."""
         like = self._requests[row]
         new = self.add(like["prompt_tokens"], like["output_tokens"], like["max_tokens"], 1)
         for name in ("hold", "name", "first_segment", "num_segments", "priority"):
             self._requests[name][new] = self._requests[name][row]
+        if self.num_sequences > 1:
+            self._requests["key"][new] = self._requests["key"][row]
+            self.sequences["stop_tokens"].reshape(-1, self.num_sequences)[new] = self.sequences_of(row)["stop_tokens"]
         return new
 
     def send(self, row: int, replica: int, arrival: float) -> None:
@@ -429,10 +480,11 @@ class Fleet:
         ended = held + unsent + [row for row in alive if self.abort(row, time)]
         ranks = int(self.call["ranks"][0])
         mine = slice(replica * ranks, (replica + 1) * ranks)
-        self.blocks[mine] = 0  # the prefix cache
+        self.blocks[mine] = 0  # the prefix cache, or the trees of groups
         self.nodes[mine] = 0
         for name in ("evictable_blocks", "num_nodes", "free_node", "stranded_blocks"):
             self.schedulers[name][mine] = 0
+        self.schedulers["free_tree_block"][mine] = self.schedulers["num_tree_blocks"][mine] = 0
         self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
         row = self.replicas[replica : replica + 1]
         cut = float(row["device_free"][0]) - time
@@ -494,7 +546,7 @@ class Fleet:
             self.replicas[name] for name in ("pending_head", "unsent_head", "pending_tail")
         )
         self.call["num_requests"], self.call["num_gaps"] = self.num_requests, len(self.gaps)
-        self.call["num_segments"] = len(self.segments)
+        self.call["num_segments"], self.call["num_sequences"] = len(self.segments), len(self.sequences)
 
     def next_time(self) -> float:
         """When the next of the replicas does something, as far as they know now (s): inf if never."""

@@ -2,6 +2,7 @@
 
 from .allocation import free
 from .blocks import identify, remember
+from .groups import swap_out
 from .njit import compiled
 from .queue import push_back, put_back, urgency
 from .radix import evict, release_path
@@ -26,6 +27,11 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, 
     request.num_drafts = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
+    if knobs.num_sequences > 1:
+        scheduler.num_forks -= request.num_sequences - 1
+        if request.num_output_tokens > 0:
+            swap_out(request, replica, scheduler, knobs)
+            return
     swapped, computed = request.num_blocks, request.num_computed_tokens
     if knobs.radix:
         release_path(request, scheduler, nodes)

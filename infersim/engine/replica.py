@@ -10,6 +10,7 @@ import numpy as np
 
 from .allocation import free
 from .correction import correction
+from .groups import forget, go_on
 from .njit import compiled, inlined
 from .queue import push_back, push_front, remove
 from .radix import before_step, evict, insert, release_path
@@ -196,6 +197,12 @@ def price_step(a, r):
                 a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
             )
             total += a.scratch[rank, DRAFT]
+        if scheduler.num_block_copies > 0:
+            copies = scheduler.num_block_copies * a.knobs[r].copy_block_time
+            a.replicas[r].num_block_copies += scheduler.num_block_copies
+            scheduler.num_block_copies = 0
+            a.scratch[rank, KV] += copies
+            total += copies
         if scheduler.copy_time > 0.0:
             a.scratch[rank, OFFLOAD] += scheduler.copy_time
             total += scheduler.copy_time
@@ -224,15 +231,13 @@ def price_step(a, r):
     return slowest
 
 
-@inlined
-def observe(a, r):
-    """Add the time since the last schedule to the integrals of running, waiting and blocks held."""
-    ranks = a.call[0].ranks
-    replica = a.replicas[r]
+@compiled
+def observe(replica, schedulers, knobs, first, ranks):
+    """Add the time since it was looked at last to the integrals of running, waiting and blocks held."""
     running, waiting, tokens, shared = 0, 0, 0, 0
-    blocks = ranks * (a.knobs[r].num_gpu_blocks - 1)
-    for rank in range(r * ranks, (r + 1) * ranks):
-        scheduler = a.schedulers[rank]
+    blocks = ranks * (knobs.num_gpu_blocks - 1)
+    for rank in range(first, first + ranks):
+        scheduler = schedulers[rank]
         running += scheduler.num_running
         waiting += scheduler.num_waiting
         blocks -= scheduler.free_blocks
@@ -247,9 +252,9 @@ def observe(a, r):
     replica.shared_time += elapsed * shared
     if replica.occupied:
         replica.occupied_time += elapsed
-    if a.knobs[r].allocator:
-        for rank in range(r * ranks, (r + 1) * ranks):
-            scheduler = a.schedulers[rank]
+    if knobs.allocator:
+        for rank in range(first, first + ranks):
+            scheduler = schedulers[rank]
             replica.final_time += elapsed * scheduler.final_tokens
             replica.asked_time += elapsed * scheduler.asked_blocks
             replica.stranded_time += elapsed * scheduler.stranded_blocks
@@ -389,10 +394,15 @@ def end_step(a, r):
     if knobs.radix:
         enter_prefills(a, r, slot)
     placeholder = 1 if knobs.async_scheduling else 0
+    grouped = knobs.num_sequences > 1
+    if grouped:
+        observe(replica, a.schedulers, knobs, r * call.ranks, call.ranks)  # groups hold other blocks from here on
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
         step, drafts = a.steps[rank, slot], a.drafts[rank, slot]
         finished = False
+        if grouped:
+            go_on(requests, scheduler, knobs, a.blocks[rank], a.sequences, step, a.counts[rank, slot], end)
         for i in range(a.counts[rank, slot]):
             q = step[i]
             if q < 0:
@@ -460,6 +470,30 @@ def is_empty(schedulers, first, ranks):
     return True
 
 
+@compiled
+def turn_away(a, r, rank):
+    """Reject what the schedule gave up. True if there was any."""
+    scheduler, replica, q = a.schedulers[rank], a.replicas[r], a.schedulers[rank].waiting_head
+    found = scheduler.num_given_up > 0
+    while scheduler.num_given_up > 0:
+        request = a.requests[q]
+        after = request.next
+        if request.reason > 0:
+            scheduler.num_given_up -= 1
+            remove(a.requests, scheduler, q)
+            forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
+            free(request, scheduler, a.blocks[rank], a.tables[rank])
+            request.status = REJECTED
+            replica.num_finished += 1
+            replica.given_up_time += replica.now - request.sent
+            count_outstanding(replica, -1, replica.now)
+            log_event(a.call[0], a.events, replica, q, r, FINISHED)
+            if a.knobs[r].max_concurrency > 0:
+                send(a.requests, replica, a.knobs[r], a.call[0], a.events, r, replica.now, replica.now)
+        q = after
+    return found
+
+
 @inlined
 def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     """When this replica does something next, if nobody submits anything before: inf if never."""
@@ -481,7 +515,7 @@ def start_step(a, r):
     call, requests, replica, knobs, price = a.call[0], a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
-    observe(a, r)
+    observe(replica, a.schedulers, knobs, first, call.ranks)
     join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
@@ -491,6 +525,7 @@ def start_step(a, r):
     tokens = 0
     sequences = 0
     replica.occupied = 0
+    turned_away = False
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
         if knobs.radix:
@@ -498,11 +533,13 @@ def start_step(a, r):
         schedule(
             requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
             a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.nodes[rank],
-            a.segments, call.depth > 0,
+            a.segments, a.sequences, call.depth > 0,
         )  # fmt: skip
         if knobs.radix:
             evict(a.nodes[rank], scheduler, 0)
-        a.counts[rank, slot] = scheduler.num_scheduled
+        a.counts[rank, slot] = scheduler.num_scheduled - scheduler.num_forked
+        if scheduler.num_given_up > 0:
+            turned_away |= turn_away(a, r, rank)
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
         if scheduler.num_running > 0:
@@ -512,7 +549,7 @@ def start_step(a, r):
             scheduler.stranded_blocks = scheduler.free_blocks if waits else 0
     if tokens == 0:
         if replica.in_flight == 0 and (
-            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions
+            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions or turned_away
         ):
             return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1

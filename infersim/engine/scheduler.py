@@ -14,6 +14,7 @@ from .allocation import (
     promised_blocks,
 )
 from .blocks import identify
+from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
 from .queue import remove
@@ -45,9 +46,11 @@ def wished_tokens(requests, scheduler, knobs, running):
 @inlined
 def schedule(
     requests, replica, scheduler, knobs, running, step, drafts, plan, sums, attention, num_kinds, blocks, tables, nodes,
-    segments, speculates,
+    segments, sequences, speculates,
 ):  # fmt: skip
     """Make one step: fills step[:] with entries and the scheduler's num_scheduled and num_tokens, adds to sums.
+
+    An entry is a request; of one with several sequences (groups.py) all count, num_forked of them beyond the first.
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
     samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
@@ -70,6 +73,7 @@ def schedule(
     scheduler.num_verified = 0
     scheduler.num_drafting = 0
     scheduler.draft_keys = 0
+    scheduler.num_forked = 0
     was_running = scheduler.num_running
     wished = 0
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
@@ -91,6 +95,23 @@ def schedule(
             while q >= 0 and budget > 0 and scheduler.num_running < knobs.max_num_seqs:
                 request = requests[q]
                 after = request.next
+                if knobs.num_sequences > 1:
+                    if scheduler.num_running + scheduler.num_forks + request.num_sequences > knobs.max_num_seqs:
+                        break
+                    if request.num_output_tokens > 0:  # a group, which was swapped
+                        n = readmit_group(
+                            requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds,
+                            blocks, sequences,
+                        )  # fmt: skip
+                        if n == 0:
+                            break
+                        swapped_in = True
+                        drafts[count] = 0
+                        step[count] = q
+                        count += 1
+                        budget -= n
+                        q = after
+                        continue
                 arrived = request.num_blocks > 0  # its KV came from elsewhere
                 if (
                     knobs.enable_prefix_caching
@@ -164,6 +185,8 @@ def schedule(
                 request.status = RUNNING
                 running[scheduler.num_running] = q
                 scheduler.num_running += 1
+                if knobs.num_sequences > 1:
+                    scheduler.num_forks += request.num_sequences - 1
                 if request.scheduled < 0.0:
                     request.scheduled = replica.now
                     request.num_cached_tokens = 0 if arrived else computed
@@ -266,6 +289,21 @@ def schedule(
                 (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == replica.num_steps
             ):
                 continue  # not of this phase, or scheduled in this step already
+            if knobs.num_sequences > 1 and request.num_output_tokens > 0:
+                before = replica.num_preemptions
+                n = decode_group(
+                    requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds, blocks,
+                    tables, nodes, segments, sequences,
+                )  # fmt: skip
+                preempted = preempted or replica.num_preemptions > before
+                if n < 0:
+                    break
+                if n > 0:
+                    drafts[count] = 0
+                    step[count] = q
+                    count += 1
+                    budget -= n
+                continue
             known = request.prompt_tokens + request.num_output_tokens
             if request.num_tokens > known and known + 1 >= request.max_num_tokens:
                 continue  # its last token is in flight
@@ -334,6 +372,6 @@ def schedule(
         sums[0].more_queries += more_queries
         sums[0].more_pairs += more_pairs
 
-    scheduler.num_scheduled = count
+    scheduler.num_scheduled = count + scheduler.num_forked
     scheduler.num_tokens = knobs.max_num_batched_tokens - budget
-    scheduler.held_tokens += scheduler.num_tokens
+    scheduler.held_tokens += scheduler.num_tokens - scheduler.num_forked

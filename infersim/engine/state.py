@@ -15,11 +15,13 @@ WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT, OFFLOAD = r
 PENDING, WAITING, RUNNING, COMPLETED, REJECTED, ABORTED = range(6)
 TIMED_OUT, LOST = 6, 7  # of a record only: a request whose every attempt was aborted, by its client or by a failure
 # why a request was rejected
-PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL = 1, 2, 3
+PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN, QUEUE_FULL, GROUP_TOO_LARGE, SWAP_SPACE_FULL = 1, 2, 3, 4, 5
 REJECTION_REASONS = {
     PROMPT_TOO_LONG: "prompt does not fit max_model_len",
     OVER_MAX_MODEL_LEN: "prompt + max_tokens exceeds max_model_len",
     QUEUE_FULL: "the front door's queue was full",
+    GROUP_TOO_LARGE: "its sequences outgrew all KV memory",
+    SWAP_SPACE_FULL: "its sequences had to be swapped and swap_space was full, where vLLM 0 stops",
 }
 
 # --- ITL histogram: each power of two is cut into 128 equal bins, read off a float's bits; a bin's centre is within
@@ -105,6 +107,7 @@ _FIELDS = np.dtype(
         ("hold", "i1"),  # keep its blocks when it completes, until they are released
         ("replica", "i2"),
         ("rank", "i2"),  # the data-parallel rank of the replica that serves it
+        ("num_sequences", "i2"),  # that it has, or will have when its prompt is computed, and that have not ended
         ("entered", "i1"),  # all that its last prefill computed is in the radix tree
         ("next", "i4"),  # links of its queue, -1 ends it
         ("prev", "i4"),
@@ -150,8 +153,21 @@ REQUEST = np.dtype(
 # One row per piece of text that a prompt begins with: equal names are equal text from the start of the piece on.
 SEGMENT = np.dtype([("name", "i8"), ("length", "i4")], align=True)
 
+# One row per sequence of a request that has several.
+SEQUENCE = np.dtype(
+    [
+        ("last_block", "i4"),  # 0: the prompt's last full one, -1: it has ended
+        ("next_block", "i4"),  # its parent's, on the way to being its own
+        ("stop_tokens", "i4"),
+        ("last_token", "f8"),  # when it ended
+    ],
+    align=True,
+)
+
 # One row per KV block. Block 0 is vLLM's null block: the ends of the free queue are its neighbours. Behind the GPU's
-# blocks come the slots of the tiers, if there are any.
+# blocks come the slots of the tiers, if there are any. Where requests have several sequences a row is a block of the
+# tree of their texts instead (groups.py): prev is the one before it, references counts the sequences and blocks behind
+# it, and next is a link of rows that are free.
 BLOCK = np.dtype(
     [
         ("hash", "i8"),  # of this text and all before, 0 if none
@@ -252,6 +268,9 @@ KNOBS = np.dtype(
         ("policy", "i1"),  # POLICIES
         ("num_cpu_blocks", "i4"),  # to which preempted requests are swapped, 0: they are recomputed
         ("swap_block_time", "f8"),  # s to copy one block, out or in
+        ("num_sequences", "i4"),  # of each request (a group), 1: it is one; the same for all replicas
+        ("beam_turnover", "f8"),  # chance that a sequence goes on from another of its group
+        ("copy_block_time", "f8"),  # s to copy one block in the device's memory
         ("tier_blocks", "i4", (len(TIERS),)),  # that hold what the GPU evicts, no disk without the CPU
         ("tier_latency", "f8", (len(TIERS),)),  # s of each load, and ...
         ("tier_block_time", "f8", (len(TIERS),)),  # ... of each block; what the disk has takes the CPU's as well
@@ -294,6 +313,8 @@ REPLICA = np.dtype(
         ("num_steps", "i8"),
         ("num_preemptions", "i8"),
         ("num_copied", "i8"),  # blocks swapped out or in
+        ("num_block_copies", "i8"),  # blocks copied since another sequence wrote to them too
+        ("given_up_time", "f8"),  # request-seconds of groups that were rejected after they were sent
         ("load_time", "f8"),  # of blocks brought back from the tiers
         ("num_scheduled_tokens", "i8"),
         ("num_drafts", "i8"),  # verified, and ...
@@ -356,6 +377,12 @@ SCHEDULER = np.dtype(
         ("draft_keys", "i8"),  # tokens before the drafts, of all that draft
         ("num_tokens", "i4"),
         ("free_cpu_blocks", "i4"),
+        ("num_block_copies", "i4"),  # blocks copied within the device since the last step
+        ("num_forks", "i4"),  # sequences beyond one of each running request
+        ("num_forked", "i4"),  # and of each entry of the step being made
+        ("num_given_up", "i4"),  # waiting requests that are to be rejected
+        ("free_tree_block", "i4"),  # of the trees of groups: the first free row that was used before, or 0
+        ("num_tree_blocks", "i4"),  # rows that were ever used by them
         ("copy_time", "f8"),  # of blocks swapped out or in, or brought back, since the last step ...
         ("load_time", "f8"),  # ... and of those brought back
         ("tier_hits", "i4", (len(TIERS),)),  # blocks of the request looked up last that each tier has
@@ -425,7 +452,8 @@ CALL = np.dtype(
         ("steps_in_flight", "i8"),
         ("table_size", "i8"),
         ("num_segments", "i8"),
-        ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching
+        ("num_sequences", "i8"),  # rows of `sequences`
+        ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching and groups
         ("num_nodes", "i8"),  # rows of `nodes`, 1 without radix trees
         ("num_table_rows", "i8"),
         ("num_table_columns", "i8"),
@@ -460,6 +488,7 @@ class Arrays(NamedTuple):
     due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
     requests: np.ndarray  # REQUEST[n]
     segments: np.ndarray  # SEGMENT[s], what prompts begin with
+    sequences: np.ndarray  # SEQUENCE[n * KNOBS.num_sequences], one request's after another's; [1] if each is one
     blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least the GPU's blocks and the tiers' slots]
     nodes: np.ndarray  # NODE[R * ranks, a power of two of at least num_gpu_blocks]
     tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link; or pieces

@@ -62,7 +62,10 @@ def _admission_limit(result: Result) -> tuple[str, str] | None:
     blocks = result.memory.num_gpu_blocks - 1  # vLLM's null block is not usable
     seqs = result.engine.max_num_seqs
     uses = {
-        "max_num_seqs": (result.peak_running / seqs, f"max_num_seqs: all {seqs} places taken"),
+        "max_num_seqs": (
+            result.peak_running / (seqs // result.num_sequences),
+            f"max_num_seqs: all {seqs} places taken",
+        ),
         "kv_blocks": (
             result.peak_blocks / blocks,
             f"KV memory: {result.peak_blocks:,} of {blocks:,} blocks held at the peak",

@@ -112,6 +112,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "peak_kv_usage": float((rows["peak_blocks"] / blocks).max()),
         "kv_shares": kv_shares(result),
         **_prefix_cache(result),
+        "sequences": _sequences(result),
         "kv_offloading": _offloading(result),
         "speculation": _speculation(result),
     }
@@ -119,14 +120,15 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
 
 def kv_shares(result: Result) -> dict[str, float] | None:
     """Shares of KV memory while anything ran, weighted by time, adding up to 1; None where a token has no fixed place
-    in it (windows, states, prefix caching).
+    in it (windows, states, prefix caching, groups of sequences).
 
     token: keys and values that are there; reserved: room that the request will fill (a page's are internal); internal:
     given out and never filled; external: what buddy allocation rounds up, and free while a request waits that no hole
     holds; free. Kwon et al. 2023, figure 2, counts free memory as external.
     """
     memory, engine, rows = result.memory, result.engine, result.replicas.rows
-    plain = len(memory.kv_groups) == 1 and memory.kv_groups[0].window == 0
+    plain = len(memory.kv_groups) == 1 and memory.kv_groups[0].window == 0 and result.num_sequences == 1
+    plain = plain and not result.scenario.cluster.prefill
     if not plain or engine.enable_prefix_caching or len(set(result.replicas.usable_blocks.tolist())) > 1:
         return None
     size = memory.block_size
@@ -166,11 +168,26 @@ def _speculation(result: Result) -> dict[str, float | str] | None:
     }
 
 
+def _sequences(result: Result) -> dict[str, int | str] | None:
+    """What groups of sequences decoded, beside the output tokens of the requests that they answer."""
+    if result.num_sequences == 1:
+        return None
+    visits, beams = result.replicas.visits, result.scenario.workload.beam_width
+    answers = visits if beams > 1 else result.requests
+    return {
+        "kind": "beams" if beams > 1 else "samples",
+        "per_request": result.num_sequences,
+        "decoded_tokens": int(answers["num_output_tokens"].sum(dtype="i8")) * beams,
+        "copied_blocks": int(result.replicas.rows["num_block_copies"].sum()),
+        "swapped_blocks": int(result.replicas.rows["num_copied"].sum()),
+    }
+
+
 def _prefix_cache(result: Result) -> dict[str, float | None]:
     """Shares of the prompts, in tokens and in KV blocks, that stood in the cache when a request was first scheduled.
 
-    And of the blocks of all requests, over time, those saved because others held the same (Kwon et al. 2023, section
-    6.3).
+    And of the blocks of all requests, over time, those saved because others, or other sequences of their group, held
+    the same (Kwon et al. 2023, section 6.3).
     """
     rates = dict.fromkeys(("prefix_cache_token_hit_rate", "prefix_cache_block_hit_rate", "kv_blocks_saved"))
     seen = result.requests[result.requests["scheduled"] >= 0]
@@ -179,6 +196,7 @@ def _prefix_cache(result: Result) -> dict[str, float | None]:
         cached, prompts = seen["num_cached_tokens"].sum(dtype="i8"), seen["prompt_tokens"]
         rates["prefix_cache_token_hit_rate"] = float(cached / prompts.sum(dtype="i8"))
         rates["prefix_cache_block_hit_rate"] = float(cached // size / (-(-prompts // size)).sum(dtype="i8"))
+    if (result.engine.enable_prefix_caching or result.num_sequences > 1) and len(seen):
         rows = result.replicas.rows
         shared, held = float(rows["shared_time"].sum()), float(rows["block_time"].sum())
         rates["kv_blocks_saved"] = shared / (shared + held) if held else 0.0
@@ -212,6 +230,17 @@ def _use_of_max_tokens(result: Result) -> str:
     return "admits without regard to it"
 
 
+def _use_of_groups(result: Result) -> str:
+    load = result.scenario.workload
+    keys = "attention reads every sequence's keys, shared or not"
+    if load.beam_width == 1:
+        return f"a prompt's {load.n} samples are one group: computed once, blocks copied on write; {keys}"
+    return (
+        f"after each token a beam goes on from another drawn evenly with a chance of {load.beam_turnover:g}; all have"
+        f" the output length of the request; {keys}"
+    )
+
+
 def _assumed(result: Result) -> list[str]:
     """What a reader must know to trust the answer: one sentence each."""
     r = result.requests
@@ -239,6 +268,8 @@ def _assumed(result: Result) -> list[str]:
         lines.append("prefix caching on, but no prompt found its beginning in the cache")
     else:
         lines.append("prefix caching off: every prompt is computed in full")
+    if result.num_sequences > 1:
+        lines.append(_use_of_groups(result))
     reasons = Counter(r["reason"][r["status"] == REJECTED].tolist())
     lines += [f"{n:,} requests rejected: {REJECTION_REASONS[code]}" for code, n in sorted(reasons.items())]
     lines += result.notes

@@ -70,6 +70,11 @@ class Work:
         return r[r["num_output_tokens"] > 0]["num_cached_tokens"].astype("i8")
 
     @property
+    def _beams(self) -> int:
+        """Sequences that are decoded for one answer."""
+        return self.result.scenario.workload.beam_width
+
+    @property
     def cached_share(self) -> float:
         """Share of the prompt tokens that were found in the prefix cache."""
         prompts = int(self._served[0].sum())
@@ -89,13 +94,13 @@ class Work:
 
     @property
     def decodes(self) -> int:
-        """Tokens made by decode steps: all but each request's first."""
-        return self.output_tokens - len(self._served[1])
+        """Tokens made by decode steps: all but each request's first, of every beam."""
+        return (self.output_tokens - len(self._served[1])) * self._beams
 
     @property
     def visits(self) -> int:
         """Times that a sequence was in a decode step: each makes one token, or several with speculation."""
-        return int(self.result.itl_histogram.sum())
+        return self.decodes if self.result.num_sequences > 1 else int(self.result.itl_histogram.sum())
 
     @property
     def tokens_per_visit(self) -> float:
@@ -106,19 +111,20 @@ class Work:
         return max((self.result.num_scheduled_tokens - prompts) / self.visits, 1.0)
 
     def decode_keys(self, window: int = 0) -> float:
-        """Keys that all decode tokens saw."""
-        return float(decode_keys(*self._served, window).sum())
+        """Keys that all decode tokens saw: those of every beam, shared or not."""
+        return float(decode_keys(*self._served, window).sum()) * self._beams
 
     def sums(self, window: int = 0) -> Sums:
         """The sums of all steps of the run as layers of this window see them."""
         prompt, cached = self._served[0], self._cached
         inside = np.minimum(prompt, abs(window)) if window else prompt
+        inside = np.where(cached < prompt, inside, 0)
         pairs = _pairs(prompt, window) - _pairs(cached, window)
         tokens = self.result.num_scheduled_tokens
         return {
             "step": self.result.num_steps,
             "tokens": tokens,
-            "sequences": self.output_tokens,
+            "sequences": self.output_tokens * self._beams,
             "decodes": self.visits,
             "decode_keys": self.decode_keys(window) * self.visits / max(self.decodes, 1),
             "prefill_tokens": max(tokens - self.visits * self.tokens_per_visit, 0.0),

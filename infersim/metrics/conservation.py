@@ -44,7 +44,8 @@ def _counts(result: Result) -> Iterator[str]:
     # every token in that was not cached, and every token out but the last ones, goes through a step; recomputation adds
     engine = result.engine
     last = 1 + (engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0)
-    needed = done["prompt_tokens"] - done["num_cached_tokens"] + outputs - np.minimum(outputs, last)
+    decoded = (outputs - np.minimum(outputs, last)) * result.scenario.workload.beam_width
+    needed = done["prompt_tokens"] - done["num_cached_tokens"] + decoded
     if result.num_scheduled_tokens < int(needed.sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
     if int(result.itl_histogram.sum()) != int(num_gaps(r).sum()):
@@ -72,7 +73,7 @@ def _sums(result: Result) -> Iterator[str]:
     visits = result.replicas.visits
     done = visits[visits["status"] == COMPLETED]
     sojourns = float((done["last_token"] - done["sent"]).sum())
-    sojourns += result.replicas.aborted_time
+    sojourns += result.replicas.aborted_time + float(result.replicas.rows["given_up_time"].sum())
     if _differ(sojourns, result.outstanding_time):
         yield f"Little's law: sojourns add up to {sojourns} s, the integral of requests is {result.outstanding_time} s"
 

@@ -65,6 +65,8 @@ class Result:
     """attempts of clients beyond the first"""
     route_columns: dict[str, np.ndarray] = field(default_factory=dict)
     """what the cluster has to say of each request: attempts, hand-over"""
+    num_sequences: int = 1
+    """of each group, where several sequences of one request share their blocks; a record is a group's, or a sample's"""
     tenant: np.ndarray | None = None
     """i2[n]: the tenant of each request, by its place in the workload"""
     model: np.ndarray | None = None

@@ -46,6 +46,10 @@ class Lengths:
     def __init__(self, workload: Workload, seed: int) -> None:
         requests = build_requests(workload, seed, Path())
         self.prompts, self.outputs = requests.prompt_tokens.astype("f8"), requests.output_tokens.astype("f8")
+        self.own = self.prompts.copy()  # of each prompt, the tokens that no other need have
+        if requests.segments is not None:
+            offsets, _, lengths = requests.segments
+            self.own -= np.bincount(np.repeat(np.arange(len(requests)), np.diff(offsets)), lengths, len(requests))
         self.at = {"mean": (float(self.prompts.min()), float(self.outputs.mean()))}
         for name, percent in PERCENT.items():
             self.at[name] = float(np.percentile(self.prompts, percent)), float(np.percentile(self.outputs, percent))
@@ -99,7 +103,8 @@ def _rate(deployment: Deployment, operators: list[Operator], lengths: Lengths) -
 
     That time is its FLOPs at peak, or its bytes at peak bandwidth: its keys once per token, and its share of the
     weights that every step reads: a step holds at most max_num_seqs sequences, and keys of at most what the KV cache
-    holds. Experts count no bytes, since a step may touch few.
+    holds. Text that others may have computed counts nothing, and then keys may be held once and read often. Experts
+    count no bytes, since a step may touch few.
     """
     hardware, engine, memory, parallelism = (
         deployment.hardware,
@@ -108,7 +113,9 @@ def _rate(deployment: Deployment, operators: list[Operator], lengths: Lengths) -
         deployment.parallelism,
     )
     decodes = float(lengths.outputs.mean()) - 1
-    tokens = float(lengths.prompts.mean()) + decodes
+    shared = engine.enable_prefix_caching or deployment.num_sequences > 1
+    prompts = lengths.own if shared else lengths.prompts
+    tokens = float(prompts.mean()) + decodes
     base = {"step": 0.0, "tokens": tokens, "sequences": decodes + 1, "decodes": decodes}
     compute = key_bytes = weights = 0.0
     for op in operators:
@@ -119,7 +126,7 @@ def _rate(deployment: Deployment, operators: list[Operator], lengths: Lengths) -
         if op.flops:
             compute += op.count * float(evaluate(op.flops, sums)) / peak_flops(hardware, op)
     steps = decodes / engine.max_num_seqs
-    if not any(group.window for group in memory.kv_groups):
+    if prompts.sum() == lengths.prompts.sum() and not any(group.window for group in memory.kv_groups):
         room = memory.num_gpu_blocks * memory.block_size
         steps = max(steps, lengths.decode_keys(0) / room)
     seconds = max(compute, (key_bytes + steps * weights) / hardware.memory_bandwidth, 1e-12)

@@ -144,6 +144,14 @@ def _why(explain: dict) -> list[Line]:
     if explain["prefix_cache_token_hit_rate"]:
         batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
     lines += _field("batch", [batch])
+    if group := explain["sequences"]:
+        counted = "output tokens are the best one's" if group["kind"] == "beams" else "each is a request"
+        text = (
+            f"{group['per_request']} {group['kind']} of each prompt decode together: {counted},"
+            f" {group['decoded_tokens']:,} tokens were decoded; sharing saves"
+            f" {_percent(explain['kv_blocks_saved'])} of their KV blocks, {group['copied_blocks']:,} copied on write"
+        )
+        lines += _field(group["kind"], [text])
     if tiers := explain["kv_offloading"]:
         found = ", ".join(f"{tiers[f'{name.lower()}_hit_rate']:.1%} {name}" for name in ("GPU", "CPU", "disk"))
         lines += _field("cached", [f"prompt tokens by tier: {found}; loading took {_number(tiers['load_s'])} s"])

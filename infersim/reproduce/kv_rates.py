@@ -8,8 +8,8 @@ import numpy as np
 from infersim.run import simulate
 
 from .claims import SIMULATION, Claim
-from .kv_sharing import TURNOVER, samples, saved_by_beams
-from .kwon import BLOCK, HOUR, PAPER, SERVERS, kv_time, latency, normalised_latency, requests_of, scenario
+from .kv_sharing import TURNOVER, samples
+from .kwon import HOUR, PAPER, SERVERS, kv_time, latency, normalised_latency, requests_of, scenario
 
 SPEED = "Inference speed isn't just a model-size problem (notes)"
 LIMIT = 0.5  # s per output token, queueing included: assumed, the middle of figure 12's axis
@@ -39,17 +39,20 @@ def sustained(system: str, data: str, server: str) -> float:
 
 @cache
 def sustained_beams(system: str) -> float:
-    """The same of OPT-13B on Alpaca, each request being WIDTH beams; paged memory holds more, as beams share it. A beam
-    that goes on as another copies its last block, contiguous memory all of its piece (artifact, orca's block manager).
-    """
-    paged = system == "vllm"
-    capacity = 1 / (1 - saved_by_beams("alpaca", WIDTH) / 100) if paged else 1.0
-    tokens = BLOCK if paged else _piece()
-    copy_time = TURNOVER["alpaca"] * (1 - 1 / WIDTH) * 2 * tokens * kv_time("13b")
+    """The same of OPT-13B on Alpaca, each request being WIDTH beams. A beam that goes on as another copies its last
+    block where they share paged memory, and all of its piece of contiguous memory (artifact, orca's block manager)."""
+    turnover = TURNOVER["alpaca"]
+    copy_time = turnover * (1 - 1 / WIDTH) * 2 * _piece() * kv_time("13b")
 
     def holds(rate: float) -> bool:
-        setting = scenario(system, "alpaca", rate, seconds=SHORT, width=WIDTH, capacity=capacity, copy_time=copy_time)
-        return normalised_latency(simulate(setting, samples(requests_of(setting), WIDTH))) <= LIMIT
+        if system == "vllm":
+            setting = scenario(system, "alpaca", rate, seconds=SHORT, width=WIDTH)
+            requests, beams = requests_of(setting), {"beam_width": WIDTH, "beam_turnover": turnover}
+            setting = setting.model_copy(update={"workload": setting.workload.model_copy(update=beams)})
+        else:
+            setting = scenario(system, "alpaca", rate, seconds=SHORT, width=WIDTH, copy_time=copy_time)
+            requests = samples(requests_of(setting), WIDTH)
+        return normalised_latency(simulate(setting, requests)) <= LIMIT
 
     return highest(holds)
 
@@ -91,9 +94,8 @@ def claims() -> tuple[Claim, ...]:
               lambda: max(over("ft", server) for server in SERVERS), f"{note} (30 x at 0.35 s, 12 x at 0.6 s; others"
               " hardly move); batches as large as in the artifact, answered when the last of a batch has ended"),
         Claim("vllm.alpaca.oracle_basic_beam6", PAPER, (1.3, 2.3), "x rate over Orca (Oracle), one sequence and beams",
-              SIMULATION, _over_oracle_on_alpaca, "OPT-13B; 6 beams: paged memory holds 1 / (1 - saved) as much, of"
-              " vllm.fig15.beam6's model, whose copies are made at the device's bandwidth (read as a launch of 3 us for"
-              " every block and layer, they would make it 2.6)"),
+              SIMULATION, _over_oracle_on_alpaca, "OPT-13B; 6 beams as in vllm.fig15.beam6, in contiguous memory 6"
+              " requests; copies are made at the device's bandwidth"),
         Claim("kv.gain", SPEED, (2, 4), "x requests per second", SIMULATION, lambda: over("orca_max", "13b"),
               f"OPT-13B on ShareGPT, blocks of 16 against reservations of 2,048, both at {LIMIT} s per token", "range"),
         Claim("vllm.fig18b", PAPER, (128, 32), "tokens per block at most, ShareGPT and Alpaca", 0,

@@ -85,12 +85,11 @@ def scenario(
     seconds: float = HOUR,
     block_size: int = BLOCK,
     width: int = 1,
-    capacity: float = 1.0,
     copy_time: float = 0.0,
     seed: int = 0,
 ) -> Scenario:
     """One trace through one system. rate in requests per second over so many seconds; width: sequences of a request,
-    which share its time on the host; capacity: times the KV memory of table 1; copy_time: seconds per sequence and
+    which share its time on the host; copy_time: seconds per sequence and
     step."""
     model, hardware, tensor, _ = SERVERS[server]
     engine = dict(SYSTEMS[system])
@@ -102,7 +101,7 @@ def scenario(
         engine["worker_sequence_time"] = (block_size - 1) / 2 * kv_time(server) + copy_time
     if system == "vllm":
         engine["block_size"] = block_size
-    blocks = int(slots(server) * capacity) // engine.get("block_size", 1)
+    blocks = int(slots(server)) // engine.get("block_size", 1)
     engine |= {"max_model_len": LONGEST, "num_gpu_blocks_override": blocks + 1, "gpu_memory_utilization": 0.95}
     description = {
         "model": model,

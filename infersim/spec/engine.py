@@ -80,6 +80,9 @@ class EnginePreset:
     """static batching: requests enter only when nothing runs"""
     retracts: bool = False
     """out of memory, the requests with the fewest outputs go to the end of the queue, not the last to its head"""
+    sequence_groups: bool = False
+    """several sequences of one request (beams, samples) are scheduled together and share its KV blocks by reference,
+    copied on write; else samples are requests of their own and beams are not modelled"""
     late_hits: str = "hit"
     """cached text that is computed in the very step: hit, miss, or wait for the next step"""
     clip_max_new_tokens: int = 0
@@ -237,9 +240,12 @@ PRESETS: dict[str, EnginePreset] = {
             chunked_prefill=False,
             enable_prefix_caching=False,
             watermark=0.01,
-            source="vLLM 0.6.6: core/scheduler.py, core/block_manager.py (the V0 engine)",
+            sequence_groups=True,
+            source="vLLM 0.6.6: core/scheduler.py, core/block_manager.py (the V0 engine); sequence groups: vLLM 0.6.2,"
+            " the last with beams (removed by pull request 9105; samples became requests by 9302)",
             notes="prefills first and alone, whole prompts only; 1 % of the blocks stay free at admission (here only"
-            " beside running requests: a prompt that needs them runs alone, where V0 ignores it). Step time assumed",
+            " beside running requests: a prompt that needs them runs alone, where V0 ignores it). Beams and samples of"
+            " a request share blocks and are swapped together. Step time assumed",
             **PLAIN,
         ),
         EnginePreset(
@@ -263,13 +269,15 @@ PRESETS: dict[str, EnginePreset] = {
             host_step_time=0.2e-3,
             reserve="max-model-len",
             allocator="buddy",
+            sequence_groups=True,
             block_size=1,
             chunked_prefill=False,
             enable_prefix_caching=False,
             source="Yu et al. 2022 (OSDI); sarathi-serve: core/scheduler/orca_scheduler.py",
             notes="every running sequence and new whole prompts in one step; each reserves max_model_len (reserve"
             " power-of-two and output-length are Kwon et al.'s Pow2 and Oracle) from a buddy allocator, nobody is"
-            " preempted. No token budget but the tables' 32,768. Step overhead assumed",
+            " preempted. No token budget but the tables' 32,768. With pages (allocator paged, reserve whole-prompt) it"
+            " is the vLLM of Kwon et al. 2023, sequence groups too. Step overhead assumed",
             **PLAIN,
         ),
         EnginePreset(
@@ -466,6 +474,7 @@ class ResolvedEngine:
     kv_offloading_disk_latency: float
     scheduling_policy: str
     admit_when_idle: bool
+    sequence_groups: bool
     retracts: bool
     late_hits: str
     clip_max_new_tokens: int
@@ -499,7 +508,7 @@ SAME_NAME = ("grammar_mask_time", "jump_forward_share", "jump_forward_tokens", "
              "worker_sequence_time", "eager_launch_time", "enforce_eager", "fuse_norm_quant",
              "fuse_allreduce_rms")  # fmt: skip
 PRESET_ONLY = ("version", "long_prefill_needs_contention", "skip_unfit_prefill", "count_cuda_graph_memory", "order",
-               "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
+               "admit_when_idle", "sequence_groups", "retracts", "late_hits", "clip_max_new_tokens", "new_token_ratio",
                "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
 
 
@@ -508,7 +517,6 @@ WHOLE = ("max-model-len", "output-length", "power-of-two")
 
 
 SWITCHES = {
-    "swap_space": "preemption_mode",
     "kv_offloading_latency": "kv_offloading_size",
     "kv_offloading_disk_bandwidth": "kv_offloading_disk_size",
     "kv_offloading_disk_latency": "kv_offloading_disk_size",
@@ -516,7 +524,7 @@ SWITCHES = {
     "jump_forward_tokens": "jump_forward_share",
 }
 """knobs that do nothing while another is off"""
-OFF = (0, False, "recompute")
+OFF = (0, False)
 
 
 def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedEngine:

@@ -229,8 +229,15 @@ class Workload(Description):
     """[[seconds, factor of the rate], ...], straight lines between, over and over: a day, a week"""
 
     n: Annotated[Count, Field(le=1024)] = 1
-    """answers to each prompt (parallel sampling): requests with the same prompt at the same time, which find its full
-    KV blocks in the prefix cache"""
+    """answers to each prompt (parallel sampling), each counted as a request: they come at the same time and find the
+    prompt's full KV blocks in the prefix cache; under vllm-0 they are one group, which computes the prompt once, shares
+    its blocks and copies the last one when it is written to"""
+    beam_width: Annotated[Count, Field(le=1024)] = 1
+    """beam search, by engines that have it (vllm-0): sequences of each request that decode together; the best is its
+    answer, and they share the KV blocks of what they have in common"""
+    beam_turnover: Annotated[Number, Field(le=1)] = 0.1
+    """which beams survive: the chance that a beam goes on from one drawn evenly rather than from its own predecessor,
+    after each token (assumed: chosen on beams of width 4 on Alpaca, Kwon et al. 2023, figure 15)"""
     prefixes: Prefixes | None = None
     """what generated prompts begin with"""
     turns: LengthOrTokens = 1
@@ -270,7 +277,7 @@ class Workload(Description):
             return data
         generated = data.get("trace") is None
         defaults: dict[str, Any] = {"burstiness": 1.0, "time_scale": 1.0, "turns": 1, "think_time": 0.0}
-        defaults |= {"spikes": (), "retries": 0, "backoff": 1.0, "n": 1}
+        defaults |= {"spikes": (), "retries": 0, "backoff": 1.0, "n": 1, "beam_width": 1, "beam_turnover": 0.1}
         defaults["max_tokens"] = "output_length" if generated else "max_model_len"
         if generated:
             defaults["num_requests"] = 1000
@@ -314,6 +321,8 @@ class Workload(Description):
                 wrong.append("curve must be points from 0 s on, in order, and end with the period")
         if self.n > 1 and self.has_sessions:
             wrong.append("n is for single requests; turns must be 1, without users")
+        if self.n > 1 and self.beam_width > 1:
+            wrong.append("must have n or beam_width, not both: the best beam is the answer")
         if self.prefixes and (self.trace or self.has_sessions):
             wrong.append("prefixes are for generated single requests; a trace and sessions have their own")
         if self.images and self.turns != 1:

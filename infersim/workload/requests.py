@@ -43,6 +43,8 @@ class Requests:
     """i4[n]: which of `models` it asks for; None: the only one that there is"""
     models: tuple[str, ...] = ()
     """names of models as clients call them"""
+    samples: int = 1
+    """so many rows in turn are samples of one prompt"""
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken with the data"""
 

@@ -69,5 +69,6 @@ def with_samples(requests: Requests, workload: Workload, seed: int) -> Requests:
         segment_offsets=np.concatenate(([0], np.cumsum(per_row))),
         segment_ids=all_ids[take],
         segment_lengths=all_lengths[take],
+        samples=n,
         notes=(*requests.notes, f"each of a prompt's {n} samples counts as a request"),
     )
