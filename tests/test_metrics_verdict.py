@@ -6,6 +6,8 @@ from synthetic import queue, result_of, scenario_of, single_server
 
 from infersim.engine.state import REJECTED
 from infersim.metrics.verdict import Verdict, combine_verdicts, judge, judge_backlog
+from infersim.run import run
+from infersim.spec.scenario import build_scenario
 
 SEEDS = range(40)
 
@@ -131,3 +133,14 @@ def test_replications_vote_and_the_worse_wins_a_tie():
     assert combine_verdicts([stable, stable, saturated]).state == "stable"
     assert combine_verdicts([stable, saturated]).state == "saturated"
     assert combine_verdicts([stable, saturated, Verdict("saturated", 4.0, "c")]).backlog_per_s == 3
+
+
+def test_sessions_are_judged_while_new_ones_begin():
+    """2 sessions/s of 4 turns are 8 requests/s; what follows the last one's first turn is a tail."""
+    workload = {"request_rate": 2, "num_requests": 1200, "turns": 4, "think_time": "2 s", "input_tokens": 100,
+                "output_tokens": 20}  # fmt: skip
+    (result,) = run(build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload}, "test"))
+    verdict = judge(result)
+    assert verdict.state == "stable"
+    arrive = float(verdict.reason.split()[0])
+    assert arrive == pytest.approx(8, rel=0.2)

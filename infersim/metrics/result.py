@@ -74,6 +74,8 @@ class Result:
     models: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """one sentence for each liberty taken"""
+    opened_until: float = np.inf
+    """when the last request came that follows no other: after that only sessions end"""
     warmup: float = 0.0
     """requests sent earlier are left out of the metrics"""
     itl_gaps: np.ndarray | None = None

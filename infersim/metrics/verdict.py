@@ -35,7 +35,7 @@ def judge(result: Result) -> Verdict:
     r = result.requests[~rejected]
     order = np.argsort(r["arrival"], kind="stable")  # what follows another request has no place of its own
     ended = np.where(result.completed[~rejected], r["last_token"], np.inf)
-    until = result.end_time if result.interrupted else np.inf
+    until = min(result.opened_until, result.end_time if result.interrupted else np.inf)
     verdict = judge_backlog(r["arrival"][order], ended[order], _unloaded(result)[~rejected][order], until)
     if limit := result.scenario.workload.max_concurrency:
         return replace(verdict, reason=f"{verdict.reason}; the client has at most {limit} in the system")
