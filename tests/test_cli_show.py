@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
-from infersim.spec.engine import PRESETS
+from infersim.spec.presets import PRESETS
 from infersim.spec.resources import names
 
 

@@ -18,11 +18,12 @@ from infersim.cost.steptime import compile_step_cost
 from infersim.deployment import deploy
 from infersim.models.catalog import load_model
 from infersim.run import run
-from infersim.spec.engine import PRESETS, Engine, resolve
+from infersim.spec.engine import Engine, resolve
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import load_hardware
 from infersim.spec.parallelism import Parallelism
 from infersim.spec.precision import Precision
+from infersim.spec.presets import PRESETS
 from infersim.spec.scenario import build_scenario
 
 H100, H200 = load_hardware("h100-sxm"), load_hardware("h200-sxm")

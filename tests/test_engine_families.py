@@ -6,8 +6,9 @@ import pytest
 from infersim.engine import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
-from infersim.spec.engine import PRESETS, Engine, resolve
+from infersim.spec.engine import Engine, resolve
 from infersim.spec.hardware import load_hardware
+from infersim.spec.presets import PRESETS
 
 
 def serve(requests, **knobs) -> np.ndarray:

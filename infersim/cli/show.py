@@ -179,7 +179,7 @@ def engines(as_json: Json = False) -> None:
     from dataclasses import asdict
     from textwrap import fill
 
-    from infersim.spec.engine import PRESETS
+    from infersim.spec.presets import PRESETS
 
     rows = [asdict(preset) for preset in PRESETS.values()]
     if as_json:

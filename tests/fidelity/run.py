@@ -23,10 +23,10 @@ from common import PRESETS
 
 from infersim.cost.efficiency import efficiency
 from infersim.explain.summary import finite
-from infersim.spec.engine import PRESETS as ENGINES
 from infersim.spec.errors import InputError
 from infersim.spec.hardware import DTYPES, OPERATOR_CLASSES, load_hardware
 from infersim.spec.precision import FORMATS
+from infersim.spec.presets import PRESETS as ENGINES
 from infersim.spec.resources import names
 
 BASELINES = {
