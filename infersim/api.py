@@ -36,10 +36,10 @@ class Answer:
 
 def run(scenario: str | Path, settings: Settings | None = None, save_detailed: bool = False) -> Answer:
     """Simulate a scenario, a file or a packaged name. spec.errors.InputError for wrong input."""
+    from .config.scenario import load_scenario
     from .explain.summary import summarize
     from .planning.grid import as_overrides
     from .run import run as simulate
-    from .spec.scenario import load_scenario
 
     results = simulate(load_scenario(scenario, as_overrides(settings or {})), save_detailed=save_detailed)
     return Answer(summarize(results), results)

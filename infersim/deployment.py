@@ -4,6 +4,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .config.cluster import Cluster, EncodePool, Kind
+from .config.early_exit import EarlyExit
+from .config.engine import Engine, ResolvedEngine, resolve
+from .config.errors import InputError
+from .config.hardware import Hardware, with_kernels_of
+from .config.lora import Lora
+from .config.parallelism import Parallelism
+from .config.precision import Precision
+from .config.scenario import Scenario
+from .config.speculation import Speculation
+from .config.units import short
+from .config.workload import Workload
 from .cost.attention_io import with_attention_kernel
 from .cost.depth import with_early_exit
 from .cost.drafting import (
@@ -23,18 +35,6 @@ from .engine.fleet import ReplicaSpec, make_knobs
 from .engine.price import DraftCost, StepCost
 from .models.architecture import MLP, Attention, Layer, Model
 from .models.catalog import load_model
-from .spec.cluster import Cluster, EncodePool, Kind
-from .spec.early_exit import EarlyExit
-from .spec.engine import Engine, ResolvedEngine, resolve
-from .spec.errors import InputError
-from .spec.hardware import Hardware, with_kernels_of
-from .spec.lora import Lora
-from .spec.parallelism import Parallelism
-from .spec.precision import Precision
-from .spec.scenario import Scenario
-from .spec.speculation import Speculation
-from .spec.units import short
-from .spec.workload import Workload
 from .workload.acceptance import acceptance_table
 
 FAMILY = ("order", "reserve", "allocator", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens",

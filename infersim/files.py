@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from .spec.errors import InputError
-from .spec.units import short
+from .config.errors import InputError
+from .config.units import short
 
 
 def check_file(path: Path, asked: str) -> None:

@@ -9,6 +9,11 @@ import numpy as np
 from .cluster.clients import Clients
 from .cluster.pool import Site, pools_of
 from .cluster.serve import Progress, Served, serve
+from .config.cluster import Kind
+from .config.errors import InputError
+from .config.precision import BYTES
+from .config.scenario import Scenario
+from .config.workload import Workload
 from .cost.floors import floor_itl, floor_ttft
 from .cost.lora import adapter_bytes
 from .cost.steptime import provenance
@@ -17,11 +22,6 @@ from .engine.fleet import Fleet, ReplicaSpec
 from .metrics.replicas import Replicas
 from .metrics.result import Result
 from .metrics.warmup import check_warmup, warmup_time
-from .spec.cluster import Kind
-from .spec.errors import InputError
-from .spec.precision import BYTES
-from .spec.scenario import Scenario
-from .spec.workload import Workload
 from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens

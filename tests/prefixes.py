@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from shared import SHARED
 
-from infersim.engine import state
+from infersim.config.workload import Workload
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
-from infersim.spec.workload import Workload
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests, own_text
 

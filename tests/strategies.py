@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from infersim.engine.compiled.state import ATTENTION_PRICE, RESOURCES
 from infersim.engine.price import DraftCost, StepCost
-from infersim.engine.state import ATTENTION_PRICE, RESOURCES
 
 COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens")
 """beside priority, name and segments"""

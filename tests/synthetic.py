@@ -2,13 +2,13 @@
 
 import numpy as np
 
+from infersim.config.engine import resolve
+from infersim.config.scenario import build_scenario
 from infersim.cost.memory import memory_waterfall
-from infersim.engine import state
+from infersim.engine.compiled import state
 from infersim.metrics.replicas import Replicas
 from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
-from infersim.spec.engine import resolve
-from infersim.spec.scenario import build_scenario
 
 MODEL = load_model("Llama-3.1-8B")
 

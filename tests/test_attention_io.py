@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.attention_io import (
     KERNELS,
     RATES,
@@ -21,11 +26,6 @@ from infersim.cost.attention_io import (
 )
 from infersim.cost.steptime import compile_step_cost
 from infersim.models.catalog import load_model
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 dims = st.sampled_from([64, 128, 256])
 

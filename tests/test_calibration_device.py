@@ -16,8 +16,8 @@ from infersim.calibration.efficiencies import predict, with_row
 from infersim.calibration.measure import CPU_PLAN, GPU_PLAN, Plan, measure, repeat_spread
 from infersim.calibration.profile import datasheet
 from infersim.cli.app import app
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import OperatorEfficiency, load_hardware
+from infersim.config.errors import InputError
+from infersim.config.hardware import OperatorEfficiency, load_hardware
 
 H200 = load_hardware("h200-sxm").model_copy(update={"efficiency": {}})
 TRUE = {

@@ -16,14 +16,14 @@ from infersim.calibration.kernel_profile import with_efficiency
 from infersim.calibration.kernels import calibrate, fit, soundness
 from infersim.calibration.tables import Rows, held_out, read
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware, load_hardware
+from infersim.config.resources import parse_yaml
 from infersim.cost.collectives import collective
 from infersim.cost.correction import exp2, interpolate, log2
 from infersim.cost.moe import Routing
 from infersim.cost.operator import Operator
 from infersim.cost.roofline import add_time, rate, zero_split
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware, load_hardware
-from infersim.spec.resources import parse_yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "fidelity"))
 H100 = load_hardware("h100-sxm")

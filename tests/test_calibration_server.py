@@ -14,9 +14,9 @@ from infersim.calibration.overheads import bounded_solution, fit_overheads, mean
 from infersim.calibration.results import read_results
 from infersim.calibration.validation import validate
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 
 TRUE = {"worker_step_time": 1.5e-3, "worker_sequence_time": 20e-6, "host_request_time": 8e-3}
 LENGTHS = {"input_tokens": {"uniform": [100, 900]}, "output_tokens": {"uniform": [20, 120]}, "num_requests": 300}

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
-from infersim.spec.resources import names
+from infersim.config.resources import names
 
 SMALL = {
     "model": "Llama-3.1-8B",

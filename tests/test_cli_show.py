@@ -7,8 +7,8 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
-from infersim.spec.presets import PRESETS
-from infersim.spec.resources import names
+from infersim.config.presets import PRESETS
+from infersim.config.resources import names
 
 
 def show(*arguments):

@@ -8,9 +8,14 @@ import pytest
 from infersim.cluster.clients import Clients
 from infersim.cluster.pool import Site
 from infersim.cluster.serve import Served, serve
+from infersim.config.cluster import Cluster
+from infersim.config.errors import InputError
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.scenario import build_scenario
 from infersim.cost.lora import adapter_bytes
 from infersim.deployment import deployment_of
-from infersim.engine import state
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.summary import summarize
@@ -18,11 +23,6 @@ from infersim.models.catalog import load_model
 from infersim.report.export import vllm_serve
 from infersim.report.terminal import render
 from infersim.run import run
-from infersim.spec.cluster import Cluster
-from infersim.spec.errors import InputError
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.scenario import build_scenario
 from infersim.workload.requests import Requests
 
 CHAT = {

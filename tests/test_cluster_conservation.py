@@ -9,15 +9,15 @@ import pytest
 from infersim.cluster.clients import Clients
 from infersim.cluster.pool import Site
 from infersim.cluster.serve import serve
+from infersim.config.cluster import Cluster
+from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_itl, floor_ttft
 from infersim.deployment import deployments_of
-from infersim.engine import state
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.summary import summarize
 from infersim.run import run
-from infersim.spec.cluster import Cluster
-from infersim.spec.scenario import build_scenario
 from infersim.workload.requests import Requests
 
 SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"

@@ -8,16 +8,16 @@ import pytest
 from infersim.cluster.clients import Clients
 from infersim.cluster.pool import Site
 from infersim.cluster.serve import Served, serve
+from infersim.config.cluster import Cluster
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.deployment import encoder_of
-from infersim.engine import state
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.summary import summarize
 from infersim.report.terminal import render
 from infersim.run import run
-from infersim.spec.cluster import Cluster
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.explain.summary import summarize
 from infersim.run import run, simulate
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 from infersim.workload.build import build_requests
 
 SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"

@@ -11,15 +11,15 @@ from infersim.cluster.clock import Clock
 from infersim.cluster.link import Link
 from infersim.cluster.pool import Site
 from infersim.cluster.serve import Served, serve
-from infersim.engine import state
+from infersim.config.cluster import Cluster
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.summary import summarize
 from infersim.report.chrome_trace import chrome_trace
 from infersim.run import run
-from infersim.spec.cluster import Cluster
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 from infersim.workload.requests import Requests
 
 MODEL = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}

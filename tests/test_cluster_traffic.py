@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
+from infersim.config.workload import Workload
 from infersim.explain.summary import summarize
 from infersim.metrics.tenants import jain
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
-from infersim.spec.workload import Workload
 from infersim.workload.arrivals import draw_arrivals
 from infersim.workload.build import build_requests
 

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario, load_scenario
 from infersim.deployment import deployment_of
+from infersim.engine.compiled.state import RESOURCES
 from infersim.engine.fleet import Fleet, ReplicaSpec
-from infersim.engine.state import RESOURCES
 from infersim.explain.attribution import (
     divide_product,
     divide_sum,
@@ -29,8 +31,6 @@ from infersim.explain.techniques import FEWER_BYTES, FEWER_STEPS, TECHNIQUES, TI
 from infersim.metrics.latency import measure
 from infersim.planning.compare import compare, load_compared
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario, load_scenario
 from infersim.workload.build import build_requests
 
 POSITIVE = st.floats(1e-6, 1e6)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.explain.attribution import latency_terms, total
 from infersim.explain.summary import summarize
 from infersim.metrics.latency import measure
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 
 
 def one_after_another(n=200, **engine):

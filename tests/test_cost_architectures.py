@@ -10,6 +10,13 @@ from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 from test_cost_steptime import batch_sums, deployment, price
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.presets import PRESETS
+from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_itl, floor_ttft
 from infersim.cost.memory import longest_sequence, memory_waterfall
 from infersim.cost.operator import evaluate
@@ -18,13 +25,6 @@ from infersim.cost.steptime import compile_step_cost
 from infersim.deployment import deploy
 from infersim.models.catalog import load_model
 from infersim.run import run
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.presets import PRESETS
-from infersim.spec.scenario import build_scenario
 
 H100, H200 = load_hardware("h100-sxm"), load_hardware("h200-sxm")
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from infersim.config.hardware import OperatorEfficiency, load_hardware, with_kernels_of
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.resources import names
 from infersim.cost.collectives import ALGORITHMS, NETWORK_BANDWIDTH, collective, wire_factor
 from infersim.cost.operators import forward_pass
 from infersim.models.catalog import load_model
-from infersim.spec.hardware import OperatorEfficiency, load_hardware, with_kernels_of
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.resources import names
 
 KINDS = tuple(ALGORITHMS)
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from infersim.config.hardware import OPERATOR_CLASSES, OperatorEfficiency, load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.resources import names
 from infersim.cost.efficiency import FIGURES, GENERATIONS, LAUNCH, OTHER, efficiency, launch
 from infersim.cost.steptime import provenance
 from infersim.models.catalog import load_model
-from infersim.spec.hardware import OPERATOR_CLASSES, OperatorEfficiency, load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.resources import names
 
 
 @pytest.mark.parametrize("name", names("hardware_profiles"))

@@ -2,11 +2,11 @@
 
 import pytest
 
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.floors import floor_itl, floor_ttft, reference_70b
 from infersim.models.catalog import load_model
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 REFERENCE = (reference_70b(), load_hardware("h100-sxm"), Precision(), Parallelism())
 

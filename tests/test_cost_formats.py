@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import FORMATS, Precision
 from infersim.cost.formats import kernels, weight_format
 from infersim.cost.memory import weight_bytes
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.sharding import check_modelled
 from infersim.models.catalog import load_model
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import FORMATS, Precision
 
 H100, A100, B200 = (load_hardware(name) for name in ("h100-sxm", "a100-sxm-80gb", "b200-sxm"))
 

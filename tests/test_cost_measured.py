@@ -11,15 +11,15 @@ import pytest
 from oracle import Sums, price_from_step_cost
 from shared import SHARED, needs_shared
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import compile_step_cost
-from infersim.engine.state import QUERY_TILE
+from infersim.engine.compiled.state import QUERY_TILE
 from infersim.models.catalog import load_model
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 SYSTEMS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm",
            "l40s": "l40s"}  # fmt: skip

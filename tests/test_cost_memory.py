@@ -4,16 +4,16 @@ import math
 
 import pytest
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.scenario import build_scenario
 from infersim.cost.memory import GIB, KVGroup, longest_sequence, memory_waterfall, weight_bytes
 from infersim.deployment import deployment_of
 from infersim.models.catalog import load_model
 from infersim.run import run
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.scenario import build_scenario
 
 
 def waterfall(model, hardware, tensor=1, preset="vllm-0.19", precision=None, **engine):

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.moe import TILE, Routing
 from infersim.cost.operators import forward_pass
 from infersim.models.architecture import MoE
 from infersim.models.catalog import load_model
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 H100 = load_hardware("h100-sxm")
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.sharding import check_modelled, rank_layer
 from infersim.models.catalog import load_model
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
 
 DENSE = ("Llama-2-7B", "Llama-3.1-8B", "Llama-3.1-70B", "Mistral-7B-v0.1", "Qwen2.5-7B", "Qwen3-8B", "Qwen3-0.6B",
          "phi-4", "gemma-2-9b", "gemma-3-27b", "opt-6.7b", "gpt2-xl", "gpt-neox-20b")  # fmt: skip

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.hardware import OperatorEfficiency, load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.correction import exp2
 from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sums
 from infersim.cost.memory import memory_waterfall
@@ -22,13 +26,9 @@ from infersim.cost.steptime import (
     rising,
     sum_operators,
 )
+from infersim.engine.compiled.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
 from infersim.engine.price import StepCost
-from infersim.engine.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
 from infersim.models.catalog import load_model
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.hardware import OperatorEfficiency, load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 
 def deployment(model, hardware, parallelism=1, preset="vllm-0.19", precision=None, **engine):

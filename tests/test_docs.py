@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import infersim
 from infersim.cli.app import app
+from infersim.config.scenario import Scenario
 from infersim.report.reference import reference
-from infersim.spec.scenario import Scenario
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.deployment import deployment_of
 from infersim.explain.cost import cost_of, num_gpus
 from infersim.explain.summary import summarize
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 
 SPECULATION = {
     "method": "draft_model",

@@ -3,6 +3,12 @@
 import numpy as np
 import pytest
 
+from infersim.config.engine import Engine
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.speculation import Acceptance, Speculation
 from infersim.cost.drafting import (
     batch_time,
     compile_draft_cost,
@@ -15,12 +21,6 @@ from infersim.cost.drafting import (
 from infersim.cost.steptime import compile_step_cost
 from infersim.deployment import deploy
 from infersim.models.catalog import load_model
-from infersim.spec.engine import Engine
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.speculation import Acceptance, Speculation
 
 
 def described(method: str, k: int = 4, **more) -> Speculation:

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.early_exit import EarlyExit
+from infersim.config.engine import Engine
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.network import load_network
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.depth import compile_depths
 from infersim.cost.drafting import batch_time
 from infersim.cost.early_exit import entropy, expected_cost, gain, needed_share, wait_for_all_gain
 from infersim.deployment import deploy
 from infersim.engine.early_exit import decode, full_depth
 from infersim.engine.price import Depths
-from infersim.spec.early_exit import EarlyExit
-from infersim.spec.engine import Engine
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.network import load_network
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 costs = st.lists(st.floats(0.01, 10), min_size=2, max_size=6)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infersim.engine import compiled
+from infersim.engine.compiled import build
 
 BUILT = b"object code", {"entry": "e", "helpers": []}
 
@@ -16,12 +16,12 @@ BUILT = b"object code", {"entry": "e", "helpers": []}
 def builds(monkeypatch):
     """How often the engine was compiled; compiling is left out, it takes seconds."""
     made = []
-    monkeypatch.setattr(compiled, "_compile", lambda: made.append(1) or (BUILT[0], dict(BUILT[1])))
+    monkeypatch.setattr(build, "_compile", lambda: made.append(1) or (BUILT[0], dict(BUILT[1])))
     return made
 
 
 def built(folder):
-    code, symbols = compiled._read(folder) or compiled._build(folder)
+    code, symbols = build._read(folder) or build._build(folder)
     assert code == BUILT[0]
     assert symbols["entry"] == "e"
 
@@ -61,9 +61,9 @@ def test_without_a_cache_folder_there_is_a_temporary_one_that_a_second_run_finds
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.setattr(Path, "home", home)
-    folder = compiled.cache_folder()
+    folder = build.cache_folder()
     assert folder.parent == tmp_path
-    assert compiled.cache_folder() == folder
+    assert build.cache_folder() == folder
     assert folder.stat().st_mode & 0o077 == 0
 
 
@@ -71,15 +71,15 @@ def test_nobody_elses_temporary_folder_is_trusted(monkeypatch, tmp_path):
     """It holds code that will be run, and anybody may have made it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("INFERSIM_CACHE_DIR", os.devnull)
-    ours = compiled.cache_folder()
+    ours = build.cache_folder()
     other = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: other)
     made_by_us = tmp_path / f"infersim-{other}"
     made_by_us.mkdir()
-    assert compiled.cache_folder() not in (ours, made_by_us)
+    assert build.cache_folder() not in (ours, made_by_us)
 
 
 def test_symbols_carry_the_hash_of_their_code(builds, tmp_path):
-    compiled._build(tmp_path / "key")
+    build._build(tmp_path / "key")
     symbols = json.loads((tmp_path / "key" / "symbols.json").read_text())
     assert len(symbols["sha256"]) == 64

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from infersim.engine import state
+from infersim.config.engine import Engine, resolve
+from infersim.config.hardware import load_hardware
+from infersim.config.presets import PRESETS
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.hardware import load_hardware
-from infersim.spec.presets import PRESETS
 
 
 def serve(requests, **knobs) -> np.ndarray:

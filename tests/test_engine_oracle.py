@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from strategies import COLUMNS, InTurn, Scenario, scenarios
 
-from infersim.engine import state
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 
 

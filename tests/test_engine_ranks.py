@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from infersim.engine.compiled.state import ATTENTION_PRICE, COLLECTIVES, RESOURCES, WEIGHTS
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
-from infersim.engine.state import ATTENTION_PRICE, COLLECTIVES, RESOURCES, WEIGHTS
 
 BUDGET, SEQUENCES = 64, 8
 

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from synthetic import result_of, result_of_queue, scenario_of
 
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_ttft
-from infersim.engine.state import OVER_MAX_MODEL_LEN, REJECTED
+from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED
 from infersim.explain.binding import find_binding
 from infersim.explain.summary import summarize
 from infersim.models.catalog import load_model
 from infersim.report.files import to_json
 from infersim.report.terminal import MAX_LINES, WIDTH, render
 from infersim.run import run as run_scenario
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.scenario import build_scenario
 
 
 def run(split, **fields):

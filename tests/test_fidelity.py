@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from shared import SHARED, needs_shared
 
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
 
 sys.path.insert(0, str(Path(__file__).parent / "fidelity"))
 import run as suite

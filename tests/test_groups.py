@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infersim.engine import state
-from infersim.engine.draws import make_keys, uniforms
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
+from infersim.engine.compiled import state
+from infersim.engine.compiled.draws import make_keys, uniforms
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.summary import summarize
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 
 SETTING = {
     "model": "OPT-13B",

@@ -9,13 +9,13 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.scenario import load_scenario
 from infersim.metrics.latency import measure
 from infersim.report.bench_files import read_bench
 from infersim.report.chrome_trace import chrome_trace
 from infersim.report.vllm_bench import vllm_bench
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import load_scenario
 
 
 @pytest.fixture(scope="module")

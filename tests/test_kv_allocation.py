@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from infersim.config.scenario import build_scenario
 from infersim.explain.summary import kv_shares
 from infersim.run import run, simulate
-from infersim.spec.scenario import build_scenario
 from infersim.workload.requests import Requests
 
 SLOTS = 15_728  # of OPT-13B in 12 GiB (Kwon et al. 2023, table 1)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from synthetic import queue, result_of_queue, scenario_of
 
+from infersim.config.errors import InputError
 from infersim.metrics.confidence import combine, student_t, student_t_cdf
 from infersim.metrics.warmup import check_warmup, mser5, warmup_time
-from infersim.spec.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthetic import result_of, result_of_queue, scenario_of
 
-from infersim.engine.state import RUNNING
+from infersim.engine.compiled.state import RUNNING
 from infersim.explain.attribution import throughput_terms
 from infersim.metrics.conservation import ConservationError, check_conservation
 from infersim.run import run

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from synthetic import histogram_of, result_of, result_of_queue, scenario_of
 
-from infersim.engine.state import REJECTED
+from infersim.engine.compiled.state import REJECTED
 from infersim.metrics.latency import count, histogram_percentiles, measure
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from synthetic import queue, result_of, scenario_of, single_server
 
-from infersim.engine.state import REJECTED
+from infersim.config.scenario import build_scenario
+from infersim.engine.compiled.state import REJECTED
 from infersim.metrics.verdict import Verdict, combine_verdicts, judge, judge_backlog
 from infersim.run import run
-from infersim.spec.scenario import build_scenario
 
 SEEDS = range(40)
 

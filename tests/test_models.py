@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 
+from infersim.config.errors import InputError
 from infersim.models.architecture import MLP, Attention, Layer, Model, MoE, Quantization
 from infersim.models.catalog import load_model, names
 from infersim.models.entries import COLUMNS, ENTRIES
 from infersim.models.huggingface import FAMILIES, NOT_MODELLED, model_from_config
-from infersim.spec.errors import InputError
 
 FOLDER = SHARED / "data/model_configs"
 EXPECTED = json.loads((FOLDER / "expected_params.json").read_text()) if FOLDER.is_dir() else {}

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from oracle import COMPLETED, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, REJECTED, Sums, price_from_step_cost, simulate
 from strategies import scenarios
 
+from infersim.engine.compiled.state import ATTENTION_PRICE
 from infersim.engine.price import StepCost
-from infersim.engine.state import ATTENTION_PRICE
 
 SMALL = {"block_size": 4, "num_gpu_blocks": 5, "max_model_len": 16}  # 4 usable blocks
 

@@ -7,6 +7,9 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.plan import load_plan, parallelisms
+from infersim.config.scenario import build_scenario, load_scenario
 from infersim.explain.cost import cost_of, num_gpus
 from infersim.explain.summary import summarize
 from infersim.metrics.latency import measure
@@ -15,9 +18,6 @@ from infersim.planning.bounds import Lengths, bounds_of
 from infersim.planning.decide import decide, deployed
 from infersim.planning.search import plan, search
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.plan import load_plan, parallelisms
-from infersim.spec.scenario import build_scenario, load_scenario
 
 SMALL = {
     "model": "Llama-3.1-8B",

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.scenario import build_scenario
+from infersim.config.workload import Workload
 from infersim.deployment import deploy
-from infersim.engine import state
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.run import run
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.scenario import build_scenario
-from infersim.spec.workload import Workload
 from infersim.workload.build import build_requests
 from infersim.workload.requests import own_text
 

@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.scenario import load_scenario
 from infersim.explain.roofline import roofline
 from infersim.explain.summary import summarize
 from infersim.metrics.timeline import timeline
@@ -22,7 +23,6 @@ from infersim.report.html import render_page
 from infersim.report.sections import run_page
 from infersim.report.svg import Mark, Series, axis, bar, chart, short
 from infersim.run import run
-from infersim.spec.scenario import load_scenario
 
 FEW = ["--set", "workload.num_requests=300"]
 

@@ -12,6 +12,8 @@ from shared import SHARED, needs_shared
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.workload import Length
 from infersim.reproduce import drafters
 from infersim.reproduce.claims import Claim, check, select
 from infersim.reproduce.figures import exit_gains
@@ -23,8 +25,6 @@ from infersim.reproduce.lengths import most_even
 from infersim.reproduce.notes import NOTES
 from infersim.reproduce.table import all_claims
 from infersim.run import simulate
-from infersim.spec.errors import InputError
-from infersim.spec.workload import Length
 from infersim.workload.lengths import draw_lengths
 from infersim.workload.requests import Requests
 

@@ -8,6 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 
+from infersim.config.errors import InputError
+from infersim.config.speculation import Acceptance, Speculation
 from infersim.cost.speculation import (
     acceptance_rate,
     alpha_of,
@@ -19,8 +21,6 @@ from infersim.cost.speculation import (
     tokens_per_step,
     tokens_per_step_by_position,
 )
-from infersim.spec.errors import InputError
-from infersim.spec.speculation import Acceptance, Speculation
 from infersim.workload.acceptance import acceptance_table, conditional_rates, spread_over_requests
 from infersim.workload.rejection import speculate
 

@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.deployment import deployment_of
-from infersim.engine.draws import make_keys, uniforms
+from infersim.engine.compiled.draws import make_keys, uniforms
+from infersim.engine.compiled.speculation import uniform
+from infersim.engine.compiled.state import DRAFT
 from infersim.engine.fleet import Fleet
-from infersim.engine.speculation import uniform
-from infersim.engine.state import DRAFT
 from infersim.metrics.conservation import check_conservation
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 from infersim.workload.acceptance import acceptance_table
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"rate": 0.7}}

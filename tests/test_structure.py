@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "infersim"
 ROOMS = {
-    "spec",
+    "config",
     "models",
     "cost",
     "engine",
@@ -24,16 +24,16 @@ ROOMS = {
     "cli",
 }
 ALLOWED = {
-    "spec": set(),
-    "models": {"spec"},
-    "cost": {"spec", "models", "engine"},  # of engine only the tables that it fills: price and state
+    "config": set(),
+    "models": {"config"},
+    "cost": {"config", "models", "engine"},  # of engine only the tables that it fills: price and state
     "engine": set(),
-    "workload": {"spec"},
-    "cluster": {"spec", "engine", "workload"},
-    "metrics": {"spec", "engine", "cost"},
-    "explain": {"spec", "models", "engine", "cost", "metrics"},
-    "planning": {"spec", "models", "cost", "engine", "workload", "metrics", "explain"},  # and run
-    "report": {"spec", "engine", "metrics", "explain"},
+    "workload": {"config"},
+    "cluster": {"config", "engine", "workload"},
+    "metrics": {"config", "engine", "cost"},
+    "explain": {"config", "models", "engine", "cost", "metrics"},
+    "planning": {"config", "models", "cost", "engine", "workload", "metrics", "explain"},  # and run
+    "report": {"config", "engine", "metrics", "explain"},
     "calibration": ROOMS - {"cli"},
     "reproduce": ROOMS - {"cli"},
     "cli": ROOMS,
@@ -74,7 +74,7 @@ def test_a_room_imports_only_what_it_may(room):
 def test_cost_sees_only_the_engine_tables():
     for path in (PACKAGE / "cost").rglob("*.py"):
         of_engine = {module for room, module in imports_of(path) if room == "engine"}
-        assert of_engine <= {"infersim.engine.price", "infersim.engine.state"}
+        assert of_engine <= {"infersim.engine.price", "infersim.engine.compiled.state"}
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.config.errors import InputError
+from infersim.config.scenario import load_scenario
 from infersim.explain.summary import finite, summarize
 from infersim.planning.grid import grid, parse_axis
 from infersim.planning.sweep import rows, sweep
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import load_scenario
 
 SMALL = ["workload.num_requests=200"]
 OVER = {"engine.max_num_seqs": [8, 32], "workload.request_rate": [2, 10]}

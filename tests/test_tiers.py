@@ -7,8 +7,10 @@ import pytest
 from prefixes import BLOCK, cached, fleet, load_mooncake, lru_hit_rate, serve_trace
 from shared import needs_shared
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.deployment import deployment_of
-from infersim.engine import state
+from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost
 from infersim.explain.attribution import divide_sum, latency_terms
@@ -17,8 +19,6 @@ from infersim.explain.change import by_row
 from infersim.explain.summary import summarize
 from infersim.report.export import vllm_serve
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 
 A, B, C = [(1, 16)], [(2, 19)], [(3, 16)]  # texts of blocks of 4 tokens
 

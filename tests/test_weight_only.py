@@ -4,8 +4,8 @@ import pytest
 import yaml
 from shared import SHARED, needs_shared
 
+from infersim.config.hardware import load_hardware
 from infersim.cost.weight_only import KERNELS, crossover_rows, gain
-from infersim.spec.hardware import load_hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 

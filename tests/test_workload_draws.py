@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infersim.spec.errors import InputError
-from infersim.spec.workload import Workload
+from infersim.config.errors import InputError
+from infersim.config.workload import Workload
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests, resolve_max_tokens
 

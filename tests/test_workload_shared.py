@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
-from infersim.spec.resources import load_yaml, packaged
-from infersim.spec.workload import Workload
+from infersim.config.resources import load_yaml, packaged
+from infersim.config.workload import Workload
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
+from infersim.config.workload import Workload
 from infersim.explain.summary import summarize
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
-from infersim.spec.workload import Workload
 from infersim.workload.build import build_requests
 
 LENGTHS = {"input_tokens": {"uniform": [10, 60]}, "output_tokens": {"uniform": [1, 50]}, "num_requests": 40}

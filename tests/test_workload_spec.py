@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from infersim.spec.errors import InputError
-from infersim.spec.resources import load_yaml, names, packaged
-from infersim.spec.workload import Workload
+from infersim.config.errors import InputError
+from infersim.config.resources import load_yaml, names, packaged
+from infersim.config.workload import Workload
 
 LENGTHS = {"input_tokens": 100, "output_tokens": 10}
 

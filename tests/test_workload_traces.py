@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infersim.spec.errors import InputError
-from infersim.spec.workload import Format, Workload
+from infersim.config.errors import InputError
+from infersim.config.workload import Format, Workload
 from infersim.workload.build import build_requests
 from infersim.workload.formats import FORMATS
 from infersim.workload.requests import Requests

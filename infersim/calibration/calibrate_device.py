@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
 from infersim.files import replace_file
 from infersim.report.calibration_page import calibration_page
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
 
 from .cases import CPU, GPU, Sizes, amounts, cases, model_of, quick
 from .efficiencies import predict, step_errors

@@ -3,15 +3,15 @@
 import functools
 from dataclasses import dataclass, replace
 
+from infersim.config.hardware import Hardware, load_hardware
+from infersim.config.precision import Precision
 from infersim.cost.formats import UNPACKED_FOR
 from infersim.cost.operator import Operator, Sums
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
-from infersim.engine.state import QUERY_TILE
+from infersim.engine.compiled.state import QUERY_TILE
 from infersim.models.architecture import Model
 from infersim.models.huggingface import model_from_config
-from infersim.spec.hardware import Hardware, load_hardware
-from infersim.spec.precision import Precision
 
 BLOCK_SIZE = 16  # tokens per KV block
 BYTES_PER_WEIGHT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 128}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from infersim.config.hardware import Hardware, OperatorEfficiency
 from infersim.cost.correction import factor
 from infersim.cost.laws import (
     all_reduce,
@@ -20,7 +21,6 @@ from infersim.cost.laws import (
     smooth_max,
 )
 from infersim.cost.moe import filled
-from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .fit import Parameter
 from .tables import Rows

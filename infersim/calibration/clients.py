@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.errors import InputError
+from infersim.config.units import short
 from infersim.metrics.latency import METRICS, STATISTICS
-from infersim.spec.errors import InputError
-from infersim.spec.units import short
 from infersim.workload.table import read_csv
 
 Row = dict[str, Any]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infersim.config.hardware import Hardware, OperatorEfficiency
 from infersim.cost.roofline import add_time, peak_flops, rate, zero_split
-from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .cases import Case, amounts
 from .fit import Parameter, mean_error, search

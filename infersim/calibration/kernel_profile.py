@@ -3,7 +3,7 @@
 import json
 import textwrap
 
-from infersim.spec.hardware import OperatorEfficiency
+from infersim.config.hardware import OperatorEfficiency
 
 HEADING = """
 # From here on written by `infersim calibrate kernels`: numbers of the laws in infersim/cost/laws.py, and corrections on

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency
+from infersim.config.errors import InputError
+from infersim.config.hardware import Correction, Hardware, OperatorEfficiency
 
 from .classes import CLASSES, known, parameters
 from .fit import Parameter, fit_grid, mean_error, search

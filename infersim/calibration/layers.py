@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from infersim.config.errors import InputError
 from infersim.models.architecture import MLP, Linear, Model
 from infersim.models.catalog import load_model
-from infersim.spec.errors import InputError
 
 
 def linears(frame: pd.DataFrame) -> Iterator:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
 
 from .cases import Case, floor
 

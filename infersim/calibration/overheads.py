@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
 
 from .replay import Predicted, predict
 from .results import Measured

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from infersim.config.hardware import Calibration, Hardware, LaunchTime, Link, load_hardware
+from infersim.config.resources import names
 from infersim.files import replace_file
-from infersim.spec.hardware import Calibration, Hardware, LaunchTime, Link, load_hardware
-from infersim.spec.resources import names
 
 from .cases import amounts
 from .efficiencies import fit_all, step_errors

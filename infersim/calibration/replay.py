@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.run import run, simulate
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario
 
 from .results import Measured, statistics
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.errors import InputError
+from infersim.config.units import short
 from infersim.metrics.latency import PERCENTILES
-from infersim.spec.errors import InputError
-from infersim.spec.units import short
 from infersim.workload.requests import Requests
 from infersim.workload.table import read_text
 

@@ -23,8 +23,8 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
 
 from . import layers
 

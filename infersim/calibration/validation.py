@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import OperatorEfficiency
+from infersim.config.scenario import Scenario
 from infersim.metrics.latency import METRICS, STATISTICS
 from infersim.metrics.verdict import Verdict, judge, judge_backlog
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import OperatorEfficiency
-from infersim.spec.scenario import Scenario
 
 from .overheads import setting
 from .replay import Predicted, predict

@@ -64,13 +64,13 @@ def server(
 
     from infersim.calibration.overheads import OVERHEADS, fit_overheads
     from infersim.calibration.results import read_results
+    from infersim.config.base import near
+    from infersim.config.errors import InputError
+    from infersim.config.scenario import load_scenario
     from infersim.explain.summary import finite
     from infersim.files import replace_file
     from infersim.report.calibration import overheads_lines
     from infersim.report.files import to_json
-    from infersim.spec.base import near
-    from infersim.spec.errors import InputError
-    from infersim.spec.scenario import load_scenario
 
     kinds = list(dict.fromkeys(fit or OVERHEADS))
     if unknown := [kind for kind in kinds if kind not in OVERHEADS]:
@@ -110,8 +110,8 @@ def server(
 
 
 def _check_file(out: Path | None, force: bool) -> None:
+    from infersim.config.errors import InputError
     from infersim.files import check_file
-    from infersim.spec.errors import InputError
 
     if out is None:
         return
@@ -140,11 +140,11 @@ def kernels(
     from infersim.calibration.kernel_profile import with_efficiency
     from infersim.calibration.kernels import calibrate
     from infersim.calibration.tables import read
+    from infersim.config.errors import InputError
+    from infersim.config.hardware import Hardware, load_hardware
+    from infersim.config.resources import find, parse_yaml
     from infersim.files import replace_file
     from infersim.report.calibration import kernel_lines
-    from infersim.spec.errors import InputError
-    from infersim.spec.hardware import Hardware, load_hardware
-    from infersim.spec.resources import find, parse_yaml
 
     _check_file(out, force)
     if missing := [table for table in tables if not table.exists()]:

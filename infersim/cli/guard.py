@@ -18,7 +18,7 @@ def guarded(verb: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def command(*args, **kwargs) -> None:
-        from infersim.spec.errors import InputError
+        from infersim.config.errors import InputError
 
         try:
             code = verb(*args, **kwargs) or 0

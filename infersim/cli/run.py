@@ -31,6 +31,8 @@ def run(
 
     Exit code 0: done. 1: an SLO is missed. 2: wrong input. 130: interrupted; what was computed is reported.
     """
+    from infersim.config.errors import InputError
+    from infersim.config.scenario import load_scenario
     from infersim.explain.summary import summarize
     from infersim.files import check_file, make_folder
     from infersim.report.chrome_trace import write_chrome_trace
@@ -39,8 +41,6 @@ def run(
     from infersim.report.terminal import print_report
     from infersim.report.vllm_bench import vllm_bench
     from infersim.run import run as simulate
-    from infersim.spec.errors import InputError
-    from infersim.spec.scenario import load_scenario
 
     seeds = [] if seed is None else [f"simulation.seed={seed}"]
     description = load_scenario(scenario, [*(overrides or []), *seeds])

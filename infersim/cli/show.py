@@ -44,9 +44,9 @@ def model(
     as_json: Json = False,
 ) -> None:
     """A model's parameters, and on some hardware its KV blocks and floors."""
+    from infersim.config.errors import InputError
+    from infersim.config.scenario import build_scenario
     from infersim.models.catalog import load_model
-    from infersim.spec.errors import InputError
-    from infersim.spec.scenario import build_scenario
 
     if hardware is None:
         if overrides or tensor_parallel_size != 1:
@@ -125,8 +125,8 @@ def models(as_json: Json = False) -> None:
 @guarded
 def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")] = None, as_json: Json = False) -> None:
     """All hardware profiles, or one in full with its sources."""
-    from infersim.spec.hardware import load_hardware
-    from infersim.spec.resources import names
+    from infersim.config.hardware import load_hardware
+    from infersim.config.resources import names
 
     if name is None:
         profiles = [load_hardware(each) for each in names("hardware_profiles")]
@@ -158,8 +158,8 @@ def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")]
 @guarded
 def profile(name: Annotated[str, Argument(help="Profile name or path.")], as_json: Json = False) -> None:
     """What of a hardware profile is measured, calibrated, from a datasheet, published or assumed."""
+    from infersim.config.hardware import load_hardware
     from infersim.explain.profile import profile_rows
-    from infersim.spec.hardware import load_hardware
 
     hardware = load_hardware(name)
     rows = profile_rows(hardware)
@@ -179,7 +179,7 @@ def engines(as_json: Json = False) -> None:
     from dataclasses import asdict
     from textwrap import fill
 
-    from infersim.spec.presets import PRESETS
+    from infersim.config.presets import PRESETS
 
     rows = [asdict(preset) for preset in PRESETS.values()]
     if as_json:
@@ -223,9 +223,9 @@ def break_even(
     as_json: Json = False,
 ) -> None:
     """Where speculation, INT4 weights, early exit and offloaded KV stop paying for a deployment."""
+    from infersim.config.scenario import load_scenario
     from infersim.deployment import deployment_of
     from infersim.explain import break_even as economics
-    from infersim.spec.scenario import load_scenario
     from infersim.workload.acceptance import acceptance_table
 
     description = load_scenario(scenario, overrides or [])
@@ -294,9 +294,9 @@ def network(
     as_json: Json = False,
 ) -> None:
     """What early exits gain a classifier (BranchyNet), one input at a time and batched."""
+    from infersim.config.network import load_network
     from infersim.cost.depth import network_depths
     from infersim.explain.break_even import network_gains
-    from infersim.spec.network import load_network
 
     description = load_network(path)
     rows = network_gains(network_depths(description), description.batches)
@@ -313,7 +313,7 @@ def network(
 @guarded
 def schema() -> None:
     """JSON Schema of a scenario file, for editors."""
-    from infersim.spec.schema import json_schema
+    from infersim.config.schema import json_schema
 
     _print_json(json_schema())
 
@@ -332,7 +332,7 @@ def _list_folder(folder: str, as_json: bool) -> None:
     from itertools import takewhile
     from textwrap import shorten
 
-    from infersim.spec.resources import find, names
+    from infersim.config.resources import find, names
 
     rows = []
     for name in names(folder):

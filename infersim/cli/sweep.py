@@ -31,12 +31,12 @@ def sweep(
 
     Several --over make a grid. An interrupted sweep goes on where it was when it is run again with the same --out.
     """
+    from infersim.config.errors import InputError
     from infersim.planning.grid import parse_axis
     from infersim.planning.sweep import rows
     from infersim.planning.sweep import sweep as run_sweep
     from infersim.report.files import to_json
     from infersim.report.sweep import check_sweep_folder, print_sweep, write_sweep
-    from infersim.spec.errors import InputError
 
     if workers == 0 or workers < -1:
         raise InputError(f"--workers {workers}: must be -1 or a number of processes")

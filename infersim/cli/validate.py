@@ -23,10 +23,10 @@ def validate(
     """
     from infersim.calibration.results import read_results
     from infersim.calibration.validation import validate as compare
+    from infersim.config.scenario import load_scenario
     from infersim.explain.summary import finite
     from infersim.report.calibration import validation_lines
     from infersim.report.files import to_json
-    from infersim.spec.scenario import load_scenario
 
     description = load_scenario(scenario, overrides or [])
     documents = compare(description, read_results(results), skip)

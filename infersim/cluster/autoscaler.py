@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ..spec.cluster import Autoscaler as Spec
+from ..config.cluster import Autoscaler as Spec
 from .front import Front
 from .pool import DRAINING, OFF, READY, STARTING, Pool, Site
 

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..engine.state import COMPLETED
-from ..spec.cluster import Cluster
+from ..config.cluster import Cluster
+from ..engine.compiled.state import COMPLETED
 
 if TYPE_CHECKING:
     from .front import Front

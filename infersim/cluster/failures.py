@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..spec.cluster import Failure
+from ..config.cluster import Failure
 from ..workload.draws import generator
 from .pool import DEAD, OFF, READY, STARTING
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.fleet import Fleet
-from ..engine.state import (
+from ..config.cluster import Cluster
+from ..config.cluster import Router as RouterSpec
+from ..engine.compiled.state import (
     COMPLETED,
     FINISHED,
     LOST,
@@ -19,8 +20,7 @@ from ..engine.state import (
     REJECTED,
     TIMED_OUT,
 )
-from ..spec.cluster import Cluster
-from ..spec.cluster import Router as RouterSpec
+from ..engine.fleet import Fleet
 from ..workload.requests import Requests
 from .adapters import Slots
 from .clients import Clients, columns_beside

@@ -10,9 +10,9 @@ from collections import deque
 
 import numpy as np
 
+from ..config.cluster import Cluster
+from ..engine.compiled.state import COMPLETED
 from ..engine.fleet import Fleet
-from ..engine.state import COMPLETED
-from ..spec.cluster import Cluster
 from ..workload.requests import Requests
 from .clients import Clients, columns_beside
 from .front import Front

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..config.errors import InputError
+from ..config.units import short
 from ..engine.fleet import Fleet
-from ..spec.errors import InputError
-from ..spec.units import short
 from ..workload.requests import Requests
 from .routers import Router
 

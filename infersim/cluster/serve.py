@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config.cluster import STATIC_POLICIES, Cluster
+from ..config.errors import InputError
+from ..engine.compiled.state import COMPLETED
 from ..engine.fleet import Fleet
-from ..engine.state import COMPLETED
-from ..spec.cluster import STATIC_POLICIES, Cluster
-from ..spec.errors import InputError
 from ..workload.requests import Requests
 from .clients import Clients, columns_beside
 from .pool import Site, adapters_of, pools_of

@@ -4,8 +4,8 @@ A query meets a key in 2 head_dim FLOPs for the score and 2 v_head_dim for the v
 sequence: further tiles of its queries find them in the cache.
 """
 
+from infersim.config.precision import BYTES
 from infersim.models.architecture import Attention, Layer, Linear
-from infersim.spec.precision import BYTES
 
 from .operator import Operator, Pass
 

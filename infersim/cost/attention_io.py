@@ -6,9 +6,9 @@ elements that fit the on-chip memory of a streaming multiprocessor (the paper's 
 
 import math
 
-from infersim.spec.engine import AttentionKernel
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware, OperatorEfficiency
+from infersim.config.engine import AttentionKernel
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware, OperatorEfficiency
 
 from .efficiency import efficiency
 

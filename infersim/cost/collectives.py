@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.spec.hardware import Hardware, OperatorEfficiency
+from infersim.config.hardware import Hardware, OperatorEfficiency
 
 from .correction import factor
 from .efficiency import RING_HOP, efficiency

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from infersim.spec.hardware import Correction
+from infersim.config.hardware import Correction
 
 
 def log2(x) -> np.ndarray:

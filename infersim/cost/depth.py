@@ -5,15 +5,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from infersim.config.early_exit import EarlyExit
+from infersim.config.engine import ResolvedEngine
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
+from infersim.config.network import Network, Stage
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
 from infersim.engine.price import Depths, StepCost
 from infersim.models.architecture import Model
-from infersim.spec.early_exit import EarlyExit
-from infersim.spec.engine import ResolvedEngine
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
-from infersim.spec.network import Network, Stage
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
 
 from .drafting import attention_time
 from .efficiency import efficiency

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from infersim.config.engine import ResolvedEngine
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
+from infersim.config.speculation import Speculation
+from infersim.engine.compiled.state import ATTENTION_PRICE
 from infersim.engine.price import DraftCost, StepCost
-from infersim.engine.state import ATTENTION_PRICE
 from infersim.models.architecture import Model
 from infersim.models.catalog import load_model
-from infersim.spec.engine import ResolvedEngine
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
-from infersim.spec.speculation import Speculation
 
 from .efficiency import launch
 from .memory import Memory, weight_bytes

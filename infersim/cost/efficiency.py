@@ -7,8 +7,8 @@ device of its generation, or of the nearest generation that has one: that is an 
 from functools import lru_cache
 from typing import NamedTuple
 
-from infersim.spec.hardware import Hardware, OperatorEfficiency, load_hardware
-from infersim.spec.resources import names
+from infersim.config.hardware import Hardware, OperatorEfficiency, load_hardware
+from infersim.config.resources import names
 
 
 class Cited(NamedTuple):

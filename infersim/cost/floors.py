@@ -5,10 +5,10 @@ T_step = max(bytes / bandwidth, FLOPs / peak). Only weights and KV count as byte
 
 from collections.abc import Callable, Iterable
 
+from infersim.config.hardware import Hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import FORMATS, Precision
 from infersim.models.architecture import MLP, Attention, Layer, Model
-from infersim.spec.hardware import Hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import FORMATS, Precision
 
 from .formats import weight_format
 from .operator import Operator, Sums, evaluate

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from infersim.config.hardware import Hardware
+from infersim.config.precision import BYTES, FORMATS, UNQUANTISED, Precision
 from infersim.models.architecture import Linear, Model, Quantization
-from infersim.spec.hardware import Hardware
-from infersim.spec.precision import BYTES, FORMATS, UNQUANTISED, Precision
 
 PARTS = {
     "attention": ("attn",),

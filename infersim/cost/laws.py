@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infersim.engine.state import QUERY_TILE
-from infersim.spec.hardware import Hardware, OperatorEfficiency
+from infersim.config.hardware import Hardware, OperatorEfficiency
+from infersim.engine.compiled.state import QUERY_TILE
 
 from .correction import log2
 

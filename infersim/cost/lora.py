@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import replace
 
+from infersim.config.errors import InputError
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
 from infersim.models.architecture import Model, MoE
-from infersim.spec.errors import InputError
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
 
 from .memory import Memory
 from .sharding import pipeline_stages, rank_layer

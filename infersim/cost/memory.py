@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from infersim.config.engine import ResolvedEngine
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
 from infersim.models.architecture import Attention, Layer, Model, MoE, counted
-from infersim.spec.engine import ResolvedEngine
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
 
 from .collectives import joined
 from .formats import Kernel, kernels, matrix_bytes

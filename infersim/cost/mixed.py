@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from infersim.config.hardware import Hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
 from infersim.models.architecture import Model
-from infersim.spec.hardware import Hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
 
 from .sharding import rank_layer
 

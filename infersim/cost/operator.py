@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
 from infersim.models.architecture import Linear
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
 
 from .formats import UNPACKED_FOR, Kernel, matrix_bytes
 from .moe import Routing

@@ -5,10 +5,10 @@ written by a kernel of its own (reshape_and_cache), logits for the last position
 device only its choice of kernels for quantised matrices appears here, and how many of it share a node.
 """
 
+from infersim.config.hardware import Hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.models.architecture import MLP, Layer, Linear, Model, MoE, counted
-from infersim.spec.hardware import Hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 from .attention import attention_operators
 from .collectives import node_size

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from infersim.spec.engine import ResolvedEngine
-from infersim.spec.parallelism import Parallelism
+from infersim.config.engine import ResolvedEngine
+from infersim.config.parallelism import Parallelism
 
 MIB = 2.0**20
 GIB = 2.0**30

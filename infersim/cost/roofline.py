@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.engine.state import (
+from infersim.config.hardware import Hardware, OperatorEfficiency
+from infersim.engine.compiled.state import (
     ACTIVATIONS,
     COLLECTIVES,
     COMPUTE,
@@ -17,7 +18,6 @@ from infersim.engine.state import (
     RESOURCES,
     WEIGHTS,
 )
-from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 from .collectives import Collective, collective
 from .correction import factor

@@ -19,11 +19,11 @@ Names of the same thing elsewhere:
 from dataclasses import replace
 from itertools import accumulate
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.models.architecture import Layer, Model, MoE, counted
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 from . import formats
 from .collectives import node_size

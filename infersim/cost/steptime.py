@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from infersim.config.engine import ResolvedEngine
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
+from infersim.engine.compiled.state import ATTENTION_PRICE, CORRECTION, HOST, LAUNCH, MAX_ATTENTION_KINDS, QUERY_TILE
 from infersim.engine.price import StepCost
-from infersim.engine.state import ATTENTION_PRICE, CORRECTION, HOST, LAUNCH, MAX_ATTENTION_KINDS, QUERY_TILE
 from infersim.models.architecture import Model
-from infersim.spec.engine import ResolvedEngine
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
 
 from .correction import exp2
 from .efficiency import EXPERT_KERNELS, efficiency, launch

@@ -7,7 +7,7 @@ from one to the other. Unpacking is arithmetic outside the tensor cores: it scal
 
 from dataclasses import dataclass
 
-from infersim.spec.hardware import Hardware
+from infersim.config.hardware import Hardware
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import state
-from .compiled import load
-from .draws import make_keys, uniforms
+from .compiled import state
+from .compiled.build import load
+from .compiled.draws import make_keys, uniforms
 from .price import Acceptance, DraftCost, StepCost
 
 MAP_NORESERVE = 0x4000  # linux/mman.h; Python names it from 3.13 on

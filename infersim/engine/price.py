@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of one scheduler step on one rank, by resource (last axis: engine.state.RESOURCES).
+    """Seconds of one scheduler step on one rank, by resource (last axis: compiled.state.RESOURCES).
 
     linear: f8[max_num_batched_tokens + 1, 9], by number of new tokens in the step, exact at every integer (graph
         padding and wave steps included); row 0 is zero.

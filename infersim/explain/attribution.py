@@ -13,7 +13,7 @@ sums is a product of one factor per term, exp((x_b - x_a) / L(total_a, total_b))
 import math
 from collections.abc import Mapping
 
-from infersim.engine.state import RESOURCES
+from infersim.engine.compiled.state import RESOURCES
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 

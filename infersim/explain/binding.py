@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infersim.engine.state import RESOURCES
+from infersim.engine.compiled.state import RESOURCES
 from infersim.metrics.result import Result
 
 DOING = {

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.early_exit import EarlyExit
+from infersim.config.hardware import Hardware
 from infersim.cost.depth import compile_depths
 from infersim.cost.drafting import attention_time, batch_time, draft_time
 from infersim.cost.early_exit import needed_share
 from infersim.cost.weight_only import KERNELS, crossover_rows
+from infersim.engine.compiled.state import ACTIVATIONS, COMPUTE, CPU, DISK, KV, WEIGHTS
 from infersim.engine.early_exit import POLICIES, decode, full_depth
 from infersim.engine.fleet import Fleet, ReplicaSpec
 from infersim.engine.price import Depths, DraftCost, StepCost
-from infersim.engine.state import ACTIVATIONS, COMPUTE, CPU, DISK, KV, WEIGHTS
-from infersim.spec.early_exit import EarlyExit
-from infersim.spec.hardware import Hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (256, 1024, 4096, 16384, 65536)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from infersim.config.hardware import Hardware
+from infersim.config.scenario import Scenario
 from infersim.metrics.result import Result
-from infersim.spec.hardware import Hardware
-from infersim.spec.scenario import Scenario
 
 from .work import Work
 

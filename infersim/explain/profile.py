@@ -1,7 +1,7 @@
 """Where each number of a hardware profile comes from."""
 
+from infersim.config.hardware import Hardware, OperatorEfficiency
 from infersim.cost.efficiency import efficiency, launch
-from infersim.spec.hardware import Hardware, OperatorEfficiency
 
 CLASSES = ("gemm", "attention_prefill", "attention_decode", "elementwise", "collective")
 DTYPES = ("bf16", "fp16", "fp8", "int8")

@@ -7,7 +7,7 @@ import numpy as np
 from infersim.cost.floors import NO_PREFILL, prefill_sums
 from infersim.cost.operator import Operator, evaluate
 from infersim.cost.roofline import add_time, peak_flops, rate, zero_split
-from infersim.engine.state import QUERY_TILE
+from infersim.engine.compiled.state import QUERY_TILE
 from infersim.metrics.result import Result
 
 from .work import KINDS, Work

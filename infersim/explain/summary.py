@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from infersim import __version__
-from infersim.engine.state import OVER_MAX_MODEL_LEN, REJECTED, REJECTION_REASONS, RESOURCES
+from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED, REJECTION_REASONS, RESOURCES
 from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.conservation import check_conservation
 from infersim.metrics.latency import count, measure

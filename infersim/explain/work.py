@@ -11,8 +11,8 @@ from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.cost.steptime import compile_step_cost
+from infersim.engine.compiled.state import COMPLETED, DRAFT, HOST, QUERY_TILE, RESOURCES
 from infersim.engine.price import StepCost
-from infersim.engine.state import COMPLETED, DRAFT, HOST, QUERY_TILE, RESOURCES
 from infersim.metrics.result import Result
 from infersim.models.architecture import Model
 from infersim.models.catalog import load_model

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from infersim.engine.state import COMPLETED
+from infersim.engine.compiled.state import COMPLETED
 
 from .latency import count, num_gaps
 from .result import Result

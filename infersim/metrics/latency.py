@@ -12,7 +12,7 @@ end, over the requests sent after it.
 
 import numpy as np
 
-from infersim.engine.state import COMPLETED, LOST, REJECTED, TIMED_OUT, histogram_centres
+from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, TIMED_OUT, histogram_centres
 
 from .result import Result
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from infersim.engine.state import COMPLETED
+from infersim.engine.compiled.state import COMPLETED
 
 
 @dataclass(frozen=True)

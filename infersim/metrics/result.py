@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infersim.engine.state import COMPLETED, LOST, REJECTED, REJECTION_REASONS, TIMED_OUT
+from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, REJECTION_REASONS, TIMED_OUT
 
 from .replicas import Replicas
 
 if TYPE_CHECKING:
     import pandas
 
+    from infersim.config.engine import ResolvedEngine
+    from infersim.config.scenario import Scenario
     from infersim.cost.memory import Memory
-    from infersim.spec.engine import ResolvedEngine
-    from infersim.spec.scenario import Scenario
 
 
 @dataclass(frozen=True)

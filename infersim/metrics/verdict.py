@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from infersim.engine.state import REJECTED
+from infersim.engine.compiled.state import REJECTED
 
 from .confidence import student_t
 from .latency import HISTOGRAM_CENTRES

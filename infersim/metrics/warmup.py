@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from infersim.engine.state import COMPLETED
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
+from infersim.engine.compiled.state import COMPLETED
 
 BATCH = 5
 

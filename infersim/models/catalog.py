@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from infersim.spec.errors import InputError
-from infersim.spec.resources import is_file
-from infersim.spec.units import short
+from infersim.config.errors import InputError
+from infersim.config.resources import is_file
+from infersim.config.units import short
 
 from .architecture import Model
 from .entries import COLUMNS, ENTRIES, WORDS

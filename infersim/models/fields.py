@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from infersim.spec.errors import InputError
-from infersim.spec.units import short
+from infersim.config.errors import InputError
+from infersim.config.units import short
 
 MAX_LAYERS = 10_000
 MAX_SIZE = 10**9

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from infersim.spec.base import near
-from infersim.spec.errors import InputError
-from infersim.spec.units import short
+from infersim.config.base import near
+from infersim.config.errors import InputError
+from infersim.config.units import short
 
 from . import classic, dense, hybrid, sparse
 from .architecture import Model

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from infersim.spec.units import short
+from infersim.config.units import short
 
 from .architecture import Quantization
 from .fields import Fields

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from infersim.config.hardware import Hardware
+from infersim.config.scenario import Scenario
+from infersim.config.workload import Workload
 from infersim.cost.floors import NO_PREFILL, decode_sums, prefill_sums, step_floor
 from infersim.cost.operator import Operator, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.deployment import Deployment, deployments_of
 from infersim.explain.work import decode_keys
-from infersim.spec.hardware import Hardware
-from infersim.spec.scenario import Scenario
-from infersim.spec.workload import Workload
 from infersim.workload.build import build_requests
 
 PERCENT = {"p50": 50, "median": 50, "p90": 90, "p95": 95, "p99": 99}

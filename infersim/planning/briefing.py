@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.scenario import Scenario, build_scenario
 from infersim.explain.cost import cost_of
 from infersim.explain.roofline import roofline
 from infersim.explain.summary import finite, summarize
@@ -12,7 +13,6 @@ from infersim.metrics.latency import attainment, latency_quantiles
 from infersim.metrics.result import Result
 from infersim.metrics.timeline import timeline
 from infersim.run import run
-from infersim.spec.scenario import Scenario, build_scenario
 
 from .outlook import MOST_REQUESTS, load_curve, what_if
 

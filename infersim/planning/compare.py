@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario, load_scenario, load_variants
 from infersim.explain.attribution import (
     Terms,
     divide_sum,
@@ -27,8 +29,6 @@ from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.run import is_drawn, run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario, load_scenario, load_variants
 
 REPLICATIONS = 5  # where the scenario asks for one only and has something to draw
 MAX_CHANGES = 4  # so many settings are exchanged one by one: 2**4 runs

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
 from infersim.metrics.confidence import student_t
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.metrics.verdict import BURST, judge
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario
 
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
 LEAST, MOST = LOOKS[1], LOOKS[-1]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from infersim.spec.errors import InputError
+from infersim.config.errors import InputError
 
 EXECUTORS = ("local", "ray")
 ROUNDS = 4  # tasks per worker handed to a Ray cluster at a time: it reports back only when all of them are done

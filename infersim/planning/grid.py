@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from infersim.spec.errors import InputError
-from infersim.spec.resources import parse_yaml
-from infersim.spec.units import short
+from infersim.config.errors import InputError
+from infersim.config.resources import parse_yaml
+from infersim.config.units import short
 
 MAX_POINTS = 1_000_000
 EXAMPLE = "engine.max_num_seqs=64,128,256 or workload.request_rate=1:10:0.5 or parallelism.tensor=1:8:*2"

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
 from infersim.explain.cost import cost_of, num_gpus
 from infersim.explain.summary import finite
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario
 
 MOST_REQUESTS = 2000  # of each run here: it is there for its shape
 RATES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.5)  # times the scenario's

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import Hardware
+from infersim.config.plan import Plan, load_plan
+from infersim.config.scenario import Scenario
 from infersim.explain.binding import find_binding
 from infersim.explain.cost import cost_of, fleet, num_gpus, usd_per_hour
 from infersim.explain.summary import finite
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Hardware
-from infersim.spec.plan import Plan, load_plan
-from infersim.spec.scenario import Scenario
 
 from .bounds import Bounds, Lengths, bounds_of
 from .decide import Decision, decide, deployed

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario, load_variants
 from infersim.explain.summary import summarize
 from infersim.files import replace_file
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario, load_variants
 
 from .executor import map_unordered
 from .grid import as_overrides, grid

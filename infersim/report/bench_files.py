@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from infersim.spec.errors import InputError
+from infersim.config.errors import InputError
 
 MAX_FILE_BYTES = 2_000_000_000
 STATISTICS = {"mean": ("avg", "mean"), "median": ("p50", "median"), "p90": ("p90",), "p95": ("p95",), "p99": ("p99",)}

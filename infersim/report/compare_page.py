@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from infersim.config.scenario import Scenario
 from infersim.explain.attribution import NAMES, PHASES
 from infersim.explain.change import how_much, signed
-from infersim.spec.scenario import Scenario
 
 from .compare import SHOWN
 from .html import Page

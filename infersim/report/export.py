@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
 from infersim.files import replace_file
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import Scenario
 
 from .files import EXPORTS, to_json
 

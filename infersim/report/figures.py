@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from infersim.spec.errors import InputError
+from infersim.config.errors import InputError
 
 GIB = 2**30
 

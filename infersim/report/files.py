@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.errors import InputError
 from infersim.files import replace_file
 from infersim.metrics.result import Result
-from infersim.spec.errors import InputError
 
 RESULT, REQUESTS, GAPS = "result.json", "requests.csv", "itls.npz"
 EXPORTS = {

@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from infersim.spec.scenario import Scenario
+from infersim.config.scenario import Scenario
 
 from .html import Page
 from .parts import card, shown, span, table

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from infersim.spec.base import field_docstrings
-from infersim.spec.plan import Plan
-from infersim.spec.schema import json_schema
+from infersim.config.base import field_docstrings
+from infersim.config.plan import Plan
+from infersim.config.schema import json_schema
 
 WIDE = 120  # characters of a list of values
 

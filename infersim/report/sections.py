@@ -4,7 +4,7 @@ import json
 import shlex
 from typing import Any
 
-from infersim.spec.scenario import Scenario
+from infersim.config.scenario import Scenario
 
 from .export import join, vllm_bench_command, vllm_serve
 from .html import Page

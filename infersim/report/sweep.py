@@ -6,8 +6,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from infersim.config.errors import InputError
 from infersim.files import make_folder, replace_file
-from infersim.spec.errors import InputError
 
 TABLE, POINTS = "sweep.csv", "points"
 COLUMNS = {

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from infersim.spec.base import near
-from infersim.spec.errors import InputError
+from infersim.config.base import near
+from infersim.config.errors import InputError
 
 Numbers = float | tuple[float, ...]
 

@@ -5,16 +5,16 @@ One deployment prices all of them: plain step, verification of the drafts, draft
 
 from functools import cache, partial
 
+from infersim.config.engine import Engine
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.speculation import Acceptance, Speculation, Tree
 from infersim.cost.drafting import batch_time, compile_draft_cost, draft_time, verification_engine
 from infersim.cost.speculation import tokens_per_step_by_position
 from infersim.cost.steptime import compile_step_cost
 from infersim.deployment import deploy
 from infersim.models.catalog import load_model
-from infersim.spec.engine import Engine
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.speculation import Acceptance, Speculation, Tree
 
 from .claims import SIMULATION, Claim
 

@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from infersim.config.early_exit import EarlyExit
+from infersim.config.engine import Engine
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.attention_io import KERNELS, forward_elements
 from infersim.cost.depth import compile_depths
 from infersim.cost.speculation import speedup, tokens_per_step
@@ -11,11 +16,6 @@ from infersim.cost.weight_only import KERNELS as INT4_KERNELS
 from infersim.cost.weight_only import gain as int4_gain
 from infersim.deployment import deploy
 from infersim.engine.early_exit import decode, full_depth
-from infersim.spec.early_exit import EarlyExit
-from infersim.spec.engine import Engine
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 from .drafters import overhead
 from .kwon import ASSUMED, latency

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from infersim.config.hardware import load_hardware
 from infersim.cost.attention_io import (
     ACHIEVED,
     KERNELS,
@@ -13,7 +14,6 @@ from infersim.cost.attention_io import (
     sram_elements,
     unfused_passes,
 )
-from infersim.spec.hardware import load_hardware
 
 from .claims import CLOSED_FORM, SIMULATION, Claim, relation, share_holding
 

@@ -6,8 +6,8 @@ A block is as many transfers as there are layers, twice: keys and values lie apa
 
 from itertools import pairwise
 
+from infersim.config.hardware import load_hardware
 from infersim.models.catalog import load_model
-from infersim.spec.hardware import load_hardware
 
 from .claims import Claim, relation, share_holding
 from .kwon import PAPER, SERVERS

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.scenario import Scenario, build_scenario
 from infersim.explain.summary import kv_shares
 from infersim.run import run, simulate
-from infersim.spec.scenario import Scenario, build_scenario
 from infersim.workload.requests import Requests
 
 from .claims import Claim, relation, share_holding

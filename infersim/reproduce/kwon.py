@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from infersim.config.hardware import load_hardware
+from infersim.config.scenario import Scenario, build_scenario
 from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
 from infersim.run import simulate
-from infersim.spec.hardware import load_hardware
-from infersim.spec.scenario import Scenario, build_scenario
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests
 

@@ -6,12 +6,12 @@ every efficiency 1, no overheads.
 
 from dataclasses import replace
 
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.floors import decode_sums, floor_itl, reference_70b, step_bytes
 from infersim.cost.operators import forward_pass
 from infersim.models.architecture import Model
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 from .claims import Claim
 

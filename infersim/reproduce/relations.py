@@ -5,6 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from infersim.config.engine import Engine
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import BYTES, Precision
+from infersim.config.scenario import build_scenario
 from infersim.cost.attention_io import forward_elements, sram_elements
 from infersim.cost.early_exit import expected_cost, gain
 from infersim.cost.floors import decode_sums, floor_itl, prefill_sums, reference_70b, step_bytes, step_floor
@@ -15,15 +20,10 @@ from infersim.cost.weight_only import KERNELS as INT4_KERNELS
 from infersim.cost.weight_only import crossover_rows
 from infersim.cost.weight_only import gain as int4_gain
 from infersim.deployment import deploy
-from infersim.engine.state import COLLECTIVES, WEIGHTS
+from infersim.engine.compiled.state import COLLECTIVES, WEIGHTS
 from infersim.explain.techniques import technique_of
 from infersim.models.catalog import load_model
 from infersim.run import run
-from infersim.spec.engine import Engine
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import BYTES, Precision
-from infersim.spec.scenario import build_scenario
 from infersim.workload.rejection import speculate
 
 from .claims import SIMULATION, Claim, relation, share_holding

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from functools import cache, partial
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.cost.drafting import batch_time
 from infersim.cost.floors import floor_itl, reference_70b
 from infersim.cost.steptime import compile_step_cost
 from infersim.cost.weight_only import KERNELS, gain
 from infersim.deployment import deploy
-from infersim.engine.state import QUERY_TILE
+from infersim.engine.compiled.state import QUERY_TILE
 from infersim.models.catalog import load_model
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
 
 from .claims import CLOSED_FORM, SIMULATION, Claim
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.scenario import Scenario, build_scenario
 from infersim.metrics.result import Result
 from infersim.run import run, simulate
-from infersim.spec.scenario import Scenario, build_scenario
 
 from .claims import Claim, relation, share_holding
 from .drafters import overhead

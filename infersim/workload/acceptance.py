@@ -8,8 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ..spec.errors import InputError
-from ..spec.speculation import Acceptance, Speculation
+from ..config.errors import InputError
+from ..config.speculation import Acceptance, Speculation
 
 QUANTILES = 64  # equally likely values that stand for a continuous spread over requests
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..spec.errors import InputError
+from ..config.errors import InputError
 from .requests import Requests
 from .table import Table
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ..spec.workload import RampUp, Workload
+from ..config.workload import RampUp, Workload
 from .draws import generator
 
 

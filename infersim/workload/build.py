@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..spec.errors import InputError
-from ..spec.units import short
-from ..spec.workload import MAX_TOKENS, Images, Workload
+from ..config.errors import InputError
+from ..config.units import short
+from ..config.workload import MAX_TOKENS, Images, Workload
 from .agents import agents_of
 from .arrivals import draw_arrivals
 from .draws import generator

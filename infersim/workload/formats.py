@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..spec.errors import InputError
+from ..config.errors import InputError
 
 
 @dataclass(frozen=True)

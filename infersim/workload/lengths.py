@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ..spec.workload import MAX_TOKENS, Length, Lognormal
+from ..config.workload import MAX_TOKENS, Length, Lognormal
 
 Z90 = 1.2815515655446004
 """90th percentile of the standard normal distribution"""

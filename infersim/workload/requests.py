@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..spec.workload import MAX_TOKENS, MaxTokensFactor, Workload
+from ..config.workload import MAX_TOKENS, MaxTokensFactor, Workload
 
 
 @dataclass(frozen=True)

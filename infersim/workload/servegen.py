@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..spec.errors import InputError
-from ..spec.units import short
-from ..spec.workload import MAX_REQUESTS
+from ..config.errors import InputError
+from ..config.units import short
+from ..config.workload import MAX_REQUESTS
 from .draws import generator
 from .requests import Requests
 from .table import read_text

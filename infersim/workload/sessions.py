@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..spec.workload import Workload
+from ..config.workload import Workload
 from .arrivals import draw_arrivals
 from .draws import generator
 from .lengths import draw_lengths

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..spec.errors import InputError
-from ..spec.workload import MAX_TOKENS, Prefixes, Workload
+from ..config.errors import InputError
+from ..config.workload import MAX_TOKENS, Prefixes, Workload
 from .draws import generator
 from .lengths import draw_lengths
 from .requests import Requests

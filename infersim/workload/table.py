@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..spec.errors import InputError
-from ..spec.units import short
-from ..spec.workload import MAX_TOKENS
+from ..config.errors import InputError
+from ..config.units import short
+from ..config.workload import MAX_TOKENS
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..spec.errors import InputError
-from ..spec.units import short
+from ..config.errors import InputError
+from ..config.units import short
 from .formats import TraceFormat, recognise
 from .requests import Requests
 from .table import Table

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from infersim.config.scenario import build_scenario
 from infersim.run import run, simulate
-from infersim.spec.scenario import build_scenario
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests
 

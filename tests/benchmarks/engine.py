@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from infersim.config.scenario import build_scenario
 from infersim.deployment import deployment_of
 from infersim.engine.fleet import Fleet, ReplicaSpec
-from infersim.spec.scenario import build_scenario
 from infersim.workload.build import build_requests
 from infersim.workload.requests import resolve_max_tokens
 

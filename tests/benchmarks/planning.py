@@ -22,12 +22,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from infersim.config.scenario import build_scenario
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
 from infersim.planning import sweep
 from infersim.planning.decide import deployed
 from infersim.run import run
-from infersim.spec.scenario import build_scenario
 
 SEEDS = range(1000, 1020)
 WORKERS = 2

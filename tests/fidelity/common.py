@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infersim.spec.errors import InputError
+from infersim.config.errors import InputError
 
 PRESETS = {
     # engine, version (as tuple, from here on) -> preset: the nearest that has the same admission and mixing rules, or

@@ -11,8 +11,8 @@ import numpy as np
 from infersim.calibration.classes import CLASSES, known
 from infersim.calibration.kernels import choose, errors, joined, soundness
 from infersim.calibration.tables import Rows, held_out, read_all
-from infersim.spec.hardware import Hardware, OperatorEfficiency, load_hardware
-from infersim.spec.resources import names
+from infersim.config.hardware import Hardware, OperatorEfficiency, load_hardware
+from infersim.config.resources import names
 
 
 def evaluate(data: Path) -> list[dict]:

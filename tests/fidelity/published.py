@@ -7,7 +7,7 @@ import numpy as np
 from common import percent, preset_of, read_table, spread
 from static import Batch, serve
 
-from infersim.spec.errors import InputError
+from infersim.config.errors import InputError
 
 FILE = "e2e/published.csv"
 COLUMNS = (

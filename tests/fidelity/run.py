@@ -21,13 +21,13 @@ import step_times
 import vllm_requests
 from common import PRESETS
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import DTYPES, OPERATOR_CLASSES, load_hardware
+from infersim.config.precision import FORMATS
+from infersim.config.presets import PRESETS as ENGINES
+from infersim.config.resources import names
 from infersim.cost.efficiency import efficiency
 from infersim.explain.summary import finite
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import DTYPES, OPERATOR_CLASSES, load_hardware
-from infersim.spec.precision import FORMATS
-from infersim.spec.presets import PRESETS as ENGINES
-from infersim.spec.resources import names
 
 BASELINES = {
     "silicon": (

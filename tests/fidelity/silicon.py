@@ -10,11 +10,11 @@ import numpy as np
 from common import percent, preset_of, read_table, spread
 from recipes import WAVES, recipe
 
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.scenario import build_scenario
 from infersim.metrics.latency import measure
 from infersim.run import run
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.scenario import build_scenario
 
 FILE = "e2e/silicon_sample.parquet"
 COLUMNS = (

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from infersim.config.scenario import build_scenario
 from infersim.metrics.latency import measure
 from infersim.run import run
-from infersim.spec.scenario import build_scenario
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from common import percent, preset_of, read_table, spread
 from static import Batch, serve
 
-from infersim.spec.errors import InputError
+from infersim.config.errors import InputError
 
 FILE = "e2e/splitwise_step_times.csv"
 MODELS = {"llama2-70b": "Llama-2-70B", "bloom-176b": "bloom"}

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from common import percent, preset_of, read_table
 
+from infersim.config.errors import InputError
+from infersim.config.scenario import build_scenario
 from infersim.run import simulate
-from infersim.spec.errors import InputError
-from infersim.spec.scenario import build_scenario
 from infersim.workload.requests import Requests
 
 FILE, META = "e2e/vllm_requests.csv", "e2e/vllm_meta.json"

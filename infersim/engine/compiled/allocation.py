@@ -1,6 +1,6 @@
 """Which blocks a request takes, when, and whether there is room: vLLM's KVCacheManager.allocate_slots. Compiled.
 
-Written after vLLM 0.11-0.33 (vllm/v1/core/kv_cache_manager.py); other engines' reservations as spec/presets.py cites.
+Written after vLLM 0.11-0.33 (vllm/v1/core/kv_cache_manager.py); other engines' reservations as config/presets.py cites.
 """
 
 from .blocks import (

@@ -5,9 +5,9 @@ import csv
 import pytest
 from shared import SHARED, needs_shared
 
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import Correction, Hardware, OperatorEfficiency, load_hardware
-from infersim.spec.resources import names
+from infersim.config.errors import InputError
+from infersim.config.hardware import Correction, Hardware, OperatorEfficiency, load_hardware
+from infersim.config.resources import names
 
 ROWS = {
     "a100-sxm-40gb": "A100 SXM 40GB", "a100-sxm-80gb": "A100 SXM 80GB", "a100-pcie-80gb": "A100 PCIe 80GB",

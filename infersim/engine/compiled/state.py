@@ -240,7 +240,7 @@ ATTENTION_PRICE = np.dtype(
     align=True,
 )
 
-# One row per replica: how its scheduler behaves (spec.engine.ResolvedEngine as numbers). Runtime values, never types.
+# One row per replica: how its scheduler behaves (config.engine.ResolvedEngine as numbers). Runtime values, never types.
 KNOBS = np.dtype(
     [
         ("block_size", "i4"),

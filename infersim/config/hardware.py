@@ -138,7 +138,7 @@ class OperatorEfficiency(Description):
     provenance: Provenance
     source: str
     terms: dict[str, Number] = Field(default_factory=dict)
-    """what else the law of this class has: TERMS in spec/hardware.py"""
+    """what else the law of this class has: TERMS in config/hardware.py"""
     errors: dict[str, str] = Field(default_factory=dict)
     """how far measured kernels are from this, median and 90th percentile, by what was measured"""
     correction: Correction | None = None

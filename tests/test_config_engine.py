@@ -2,13 +2,13 @@
 
 import pytest
 
+from infersim.config.engine import Engine, resolve
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
+from infersim.config.presets import PRESETS
 from infersim.deployment import deploy
-from infersim.spec.engine import Engine, resolve
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.parallelism import Parallelism
-from infersim.spec.precision import Precision
-from infersim.spec.presets import PRESETS
 
 H100, A100, B200, RTX4090 = (load_hardware(n) for n in ("h100-sxm", "a100-sxm-80gb", "b200-sxm", "rtx-4090"))
 

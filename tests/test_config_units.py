@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infersim.spec.units import UNITS, parse_count, parse_quantity
+from infersim.config.units import UNITS, parse_count, parse_quantity
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from infersim.spec import resources
-from infersim.spec.engine import resolve
-from infersim.spec.errors import InputError
-from infersim.spec.hardware import load_hardware
-from infersim.spec.scenario import Scenario, build_scenario, load_scenario
-from infersim.spec.schema import json_schema
+from infersim.config import resources
+from infersim.config.engine import resolve
+from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.config.scenario import Scenario, build_scenario, load_scenario
+from infersim.config.schema import json_schema
 
 LEAST = {
     "model": "Llama-3.1-8B",
