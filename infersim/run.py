@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from .cluster.clients import Clients
-from .cluster.pool import Site, pools_of
 from .cluster.serve import Progress, Served, serve
+from .cluster.site import Site, pools_of
 from .config.cluster import Kind
 from .config.errors import InputError
 from .config.precision import BYTES

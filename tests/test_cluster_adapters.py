@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from infersim.cluster.clients import Clients
-from infersim.cluster.pool import Site
 from infersim.cluster.serve import Served, serve
+from infersim.cluster.site import Site
 from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
 from infersim.config.parallelism import Parallelism

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from infersim.cluster.clients import Clients
-from infersim.cluster.pool import Site
 from infersim.cluster.serve import serve
+from infersim.cluster.site import Site
 from infersim.config.cluster import Cluster
 from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_itl, floor_ttft

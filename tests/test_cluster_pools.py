@@ -9,8 +9,8 @@ import pytest
 from infersim.cluster.clients import Clients
 from infersim.cluster.clock import Clock
 from infersim.cluster.link import Link
-from infersim.cluster.pool import Site
 from infersim.cluster.serve import Served, serve
+from infersim.cluster.site import Site
 from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario

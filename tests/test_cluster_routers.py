@@ -6,10 +6,11 @@ from shared import SHARED, needs_shared
 
 from infersim.cluster.clients import Clients
 from infersim.cluster.front import Front
-from infersim.cluster.pool import Site
 from infersim.cluster.prefixes import PrefixIndex, PrefixTree
-from infersim.cluster.routers import POLICIES, assign, draws
+from infersim.cluster.routers import POLICIES
 from infersim.cluster.serve import serve
+from infersim.cluster.site import Site
+from infersim.cluster.static import assign, draws
 from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
@@ -74,7 +75,9 @@ def test_one_replica_behind_any_router_is_that_replica(policy, max_concurrency):
     fleet = Fleet([ReplicaSpec(deployment.knobs(), deployment.step_cost())])
     requests = Requests(*(alone.requests[c] for c in ("arrival", "prompt_tokens", "output_tokens")), alone.request_ids)
     clients = Clients(alone.requests["max_tokens"], max_concurrency)
-    Front(scenario.cluster, fleet, sites_of(1), requests, clients, 0).play(lambda: None)
+    front = Front(scenario.cluster, fleet, sites_of(1), requests, clients, 0)
+    front.begin()
+    front.play(lambda: None)
     for name in TIMES:
         assert np.array_equal(fleet.requests[name], alone.requests[name]), name
     assert fleet.replicas["busy_time"][0] == alone.busy_time
@@ -104,7 +107,9 @@ def test_assigned_at_once_or_one_by_one_is_the_same(policy):
     deployment = deployment_of(scenario)
     fleet = Fleet([ReplicaSpec(deployment.knobs(), deployment.step_cost())] * 4)
     requests = Requests(*(at_once[c] for c in ("arrival", "prompt_tokens", "output_tokens")), np.arange(len(at_once)))
-    Front(scenario.cluster, fleet, sites_of(4), requests, Clients(at_once["max_tokens"]), 0).play(lambda: None)
+    front = Front(scenario.cluster, fleet, sites_of(4), requests, Clients(at_once["max_tokens"]), 0)
+    front.begin()
+    front.play(lambda: None)
     for name in ("replica", *TIMES):
         assert np.array_equal(fleet.requests[name], at_once[name]), name
 

@@ -3,16 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..engine.fleet import Fleet
 from .clock import Clock
 from .link import Link
-
-if TYPE_CHECKING:
-    from .pool import Site
+from .site import Site
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Slots:
     in vLLM's scheduler. Others run on while an adapter is loaded (S-LoRA, MLSys 2024).
     """
 
-    def __init__(self, clock: Clock, fleet: Fleet, sites: list["Site"]):
+    def __init__(self, clock: Clock, fleet: Fleet, sites: list[Site]):
         self.clock, self.fleet, self.sites = clock, fleet, sites
         self.here: list[dict[str, bool]] = [{} for _ in sites]
         """of each replica: adapters in its slots, least recently needed first, and whether they are loaded"""

@@ -6,7 +6,8 @@ import numpy as np
 
 from ..config.cluster import Autoscaler as Spec
 from .front import Front
-from .pool import DRAINING, OFF, READY, STARTING, Pool, Site
+from .pool import DRAINING, OFF, READY, STARTING, Pool
+from .site import Site
 
 TOLERANCE = 0.1  # HPA's default: a figure this near its target changes nothing
 

@@ -1,56 +1,85 @@
 """Encode replicas: the images of a prompt are encoded here, each by itself, and their embeddings go over the link."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ..config.cluster import Cluster
 from ..engine.compiled.state import COMPLETED
+from ..engine.fleet import Fleet
+from .clock import Clock
+from .link import Link
+from .pool import Pool
 
-if TYPE_CHECKING:
-    from .front import Front
+
+class Door(Protocol):
+    """The front door behind which the answering replicas are."""
+
+    owner: dict[int, int]
+    token: list[int]
+
+    def is_current(self, i: int, token: int) -> bool:
+        """Whether the attempt that had this token still goes on."""
+
+    def enter(self, i: int, time: float) -> None:
+        """Request i, with its embeddings, stands at the front door."""
+
+    def lose(self, i: int, time: float) -> None:
+        """Request i's attempt has been lost."""
 
 
 class Encode:
-    """What comes before the front door for requests with images. A row of the fleet is one image."""
+    """What comes before the front door for requests with images. A row of the fleet is one image.
 
-    def __init__(self, front: "Front", spec: Cluster):
-        self.front = front
-        n = len(front.requests)
-        numbers = spec.ranges[-1]
-        self.pool = front.make_pool(spec.encode.router, list(numbers), 0)
-        self.images = front.requests.images.tolist()
+    images: i4[n], of each request; width: f8[n], bytes of an embedding that its model takes for a token.
+    """
+
+    def __init__(
+        self,
+        spec: Cluster,
+        fleet: Fleet,
+        clock: Clock,
+        link: Link,
+        pool: Pool,
+        images: np.ndarray,
+        width: np.ndarray,
+        door: Door,
+    ):
+        self.fleet, self.clock, self.link, self.pool, self.door = fleet, clock, link, pool, door
+        n = len(images)
+        self.images = images.tolist()
         """of each request"""
-        patches = int(front.fleet.knobs["max_model_len"][numbers[0]]) - 1
+        patches = int(fleet.knobs["max_model_len"][pool.members[0]]) - 1
         total = sum(self.images)
-        first = front.fleet.add(patches, 1, 1, total)
+        first = fleet.add(patches, 1, 1, total)
         rows = iter(range(first, first + total))
         self.rows = [[next(rows) for _ in range(m)] for m in self.images]
         """of each request's images, of its last attempt"""
         self.request_of = {row: i for i, mine in enumerate(self.rows) for row in mine}
-        front.owner |= self.request_of
+        door.owner |= self.request_of
         self.left = [0] * n
         """images of each request that are not encoded yet"""
         self.began = np.full(n, np.nan)
         self.arrived = np.full(n, np.nan)
         """f8[n]: when the embeddings of each had come over the link"""
-        self.tokens = patches // spec.encode.encoder.patches_per_token
+        self.sizes = np.array(self.images) * (patches // spec.encode.encoder.patches_per_token) * width
+        """f8[n]: bytes of each request's embeddings"""
         self.latency = spec.transfer.latency
         self.bytes = 0.0
         self.encoded = 0
 
     def begin(self, i: int, time: float) -> None:
         """Request i's images go to encode replicas; it is lost if there are none."""
-        fleet, pool = self.front.fleet, self.pool
+        fleet, pool = self.fleet, self.pool
         allowed = pool.allowed()
         if allowed is not None and not allowed.any():
-            self.front.lose(i, time)
+            self.door.lose(i, time)
             return
         self.began[i], self.left[i] = time, self.images[i]
         for k, row in enumerate(self.rows[i]):
             if fleet.requests["replica"][row] >= 0:  # of an earlier attempt
                 row = self.rows[i][k] = fleet.add_like(row)
-                self.request_of[row] = self.front.owner[row] = i
+                self.request_of[row] = self.door.owner[row] = i
             fleet.send(row, pool.choose(i, allowed), time)
 
     def finished(self, i: int, row: int) -> None:
@@ -58,26 +87,25 @@ class Encode:
         self.encoded += 1
         self.left[i] -= 1
         if not self.left[i]:
-            self.front.clock.process(self._send(i, self.front.token[i]))
+            self.clock.process(self._send(i, self.door.token[i]))
 
     def _send(self, i: int, token: int):
-        front = self.front
+        clock = self.clock
         if self.latency:
-            yield front.clock.at(front.clock.now + self.latency)
-        site = front.sites[front.pool_of_request(i).members[0]]
-        size = self.images[i] * self.tokens * site.embedding_bytes
+            yield clock.at(clock.now + self.latency)
+        size = self.sizes[i]
         self.bytes += size
-        yield front.link.transfer(size)
-        if front.is_current(i, token):
-            self.arrived[i] = front.clock.now
-            front.enter(i, front.clock.now)
+        yield self.link.transfer(size)
+        if self.door.is_current(i, token):
+            self.arrived[i] = clock.now
+            self.door.enter(i, clock.now)
 
     def withdraw(self, i: int, time: float) -> None:
         """Request i's attempt has ended."""
-        requests = self.front.fleet.requests
+        requests = self.fleet.requests
         for row in self.rows[i]:
             if requests["replica"][row] >= 0 and requests["status"][row] < COMPLETED:
-                self.front.fleet.abort(row, time)
+                self.fleet.abort(row, time)
 
     def columns(self) -> dict[str, np.ndarray]:
         """What requests.csv says of each request."""

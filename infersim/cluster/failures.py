@@ -1,19 +1,15 @@
 """What breaks, and when it is whole again."""
 
-from typing import TYPE_CHECKING
-
 from ..config.cluster import Failure
 from ..workload.draws import generator
+from .front import Front
 from .pool import DEAD, OFF, READY, STARTING
-
-if TYPE_CHECKING:
-    from .front import Front
 
 
 class Failures:
     """What is broken now. Something that is broken twice is whole when both are mended."""
 
-    def __init__(self, front: "Front"):
+    def __init__(self, front: Front):
         self.front = front
         self.crashes: dict[int, int] = {}
         """how often each replica is dead"""

@@ -26,12 +26,12 @@ from .adapters import Slots
 from .clients import Clients, columns_beside
 from .clock import Clock
 from .encode import Encode
-from .failures import Failures
 from .link import Link
-from .pool import Pool, Site, pools_of
+from .pool import Pool
 from .prefixes import PrefixTree
 from .routers import Router
 from .signals import Signals
+from .site import Site, pools_of
 
 
 class Front:
@@ -118,7 +118,7 @@ class Front:
         self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
         """i1[n]: why a request cannot be served at all, or 0"""
         self.link = Link(self.clock, spec.transfer.bandwidth) if spec.transfer else None
-        self.encode = Encode(self, spec) if spec.encode else None
+        self.encode = self._make_encode() if spec.encode else None
         self.watched = bool(
             self.followers or clients.max_concurrency or clients.timeout or spec.interacts or adapters is not None
         )
@@ -151,6 +151,13 @@ class Front:
         self.home |= dict.fromkeys(members, pool)
         return pool
 
+    def _make_encode(self) -> Encode:
+        """The replicas that encode images, before the pools that answer."""
+        spec = self.spec
+        pool = self.make_pool(spec.encode.router, list(spec.ranges[-1]), 0)
+        width = np.array([self.sites[answering.members[0]].embedding_bytes for answering in self.pools])
+        return Encode(spec, self.fleet, self.clock, self.link, pool, self.requests.images, width[self.which], self)
+
     def pool_of_request(self, i: int) -> Pool:
         """The replicas that may answer request i."""
         return self.pools[self.which[i]]
@@ -163,10 +170,12 @@ class Front:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Requests arrive from now on."""
+        self.clock.process(self._arrivals())
+
     def play(self, look: Callable[[], None]) -> None:
         """To the end of the run. What can never be served is lost."""
-        self.clock.process(self._arrivals())
-        Failures(self).begin(self.spec.failures)
         self.clock.play(FINISHED if self.watched else 0, self._finished, look)
         if self.watched:
             for i in np.flatnonzero(self.outcome == 0).tolist():

@@ -16,7 +16,8 @@ from ..engine.fleet import Fleet
 from ..workload.requests import Requests
 from .clients import Clients, columns_beside
 from .front import Front
-from .pool import Pool, Site
+from .pool import Pool
+from .site import Site
 
 
 class HandOver(Front):

@@ -1,46 +1,16 @@
 """A pool of replicas behind a router: which of them are ready, and what they have been asked to do."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
-from ..config.errors import InputError
-from ..config.units import short
 from ..engine.fleet import Fleet
-from ..workload.requests import Requests
+from .adapters import Slots
 from .routers import Router
-
-if TYPE_CHECKING:
-    from .adapters import Slots
 
 READY, OFF, STARTING, DRAINING, DEAD = range(5)
 THERE = (READY, STARTING, DRAINING)
-
-
-@dataclass(frozen=True)
-class Site:
-    """What the cluster needs to know of one replica beside its engine."""
-
-    weight: float
-    """of router weighted-random"""
-    block_bytes: float
-    """of one KV block, on all its GPUs"""
-    num_layers: int
-    weights_bytes: float
-    """on one GPU: what it loads when it starts"""
-    model: str | None = ""
-    """what requests call the model that it serves; None: it encodes images"""
-    adapters: Mapping[str, float] = field(default_factory=dict)
-    """bytes on one GPU of each LoRA adapter that it can load"""
-    max_loras: int = 0
-    """adapters that it has room for"""
-    host_bandwidth: float = np.inf
-    """B/s, from the host's memory to each GPU"""
-    embedding_bytes: float = 0.0
-    """of one prompt token that comes from an encoder"""
 
 
 class Pool:
@@ -53,7 +23,7 @@ class Pool:
         router: Router,
         ready: np.ndarray,
         max_outstanding: int,
-        slots: "Slots | None",
+        slots: Slots | None,
     ):
         k = len(members)
         self.fleet, self.router = fleet, router
@@ -122,29 +92,3 @@ class Pool:
         """f8[k]: how long each replica has been there by `end`."""
         there = np.where(np.isnan(self.since), 0.0, end - np.nan_to_num(self.since))
         return np.clip(self.available + there, 0.0, end)
-
-
-def pools_of(requests: Requests, sites: list[Site]) -> np.ndarray:
-    """i8[n]: which model each request is for, or whose adapter, of the sites' in their order.
-
-    InputError for a name that no replica serves.
-    """
-    if not requests.models:
-        return np.zeros(len(requests), "i8")
-    places: dict[str, int] = {}
-    sites = [site for site in sites if site.model is not None]
-    for model in dict.fromkeys(site.model for site in sites):
-        places[model] = len(places)
-    for site in sites:
-        places |= dict.fromkeys(site.adapters, places[site.model])
-    for name in requests.models:
-        if name not in places:
-            raise InputError(f"workload: no replica serves model {short(name)}; served are {', '.join(places)}")
-    return np.array([places[name] for name in requests.models])[requests.model]
-
-
-def adapters_of(requests: Requests, sites: list[Site]) -> list[str] | None:
-    """The adapter that each request is for, "" for none; None if no request is for any."""
-    known = {name for site in sites for name in site.adapters}
-    names = [name if name in known else "" for name in requests.models]
-    return [names[m] for m in requests.model.tolist()] if any(names) else None

@@ -8,27 +8,7 @@ from ..config.cluster import Router as RouterSpec
 from ..workload.draws import generator
 from .prefixes import PrefixIndex, PrefixTree
 from .signals import Signals
-
-
-def assign(policy: str, weights: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """i8[n]: the replica of each request under a static policy, as `Router.choose` would choose one by one.
-
-    weights: f8[k]; chance: f8[n], the draws of the requests.
-    """
-    if policy == "round-robin":
-        return np.arange(len(chance)) % len(weights)
-    return np.searchsorted(_shares(policy, weights), chance, side="right")
-
-
-def draws(n: int, seed: int) -> np.ndarray:
-    """f8[n]: what a router draws for each request."""
-    return generator(seed, "router").random(n)
-
-
-def _shares(policy: str, weights: np.ndarray) -> np.ndarray:
-    """f8[k - 1]: where in [0, 1) the share of one replica ends and the next begins."""
-    weights = weights if policy == "weighted-random" else np.ones(len(weights))
-    return np.cumsum(weights)[:-1] / weights.sum()
+from .static import draws, shares
 
 
 class Router:
@@ -113,7 +93,7 @@ def _round_robin(router: Router, i: int, allowed: np.ndarray | None) -> int:
 def _random(router: Router, i: int, allowed: np.ndarray | None) -> int:
     weights = router.weights if router.spec.policy == "weighted-random" else np.ones(router.k)
     names = np.arange(router.k) if allowed is None else np.flatnonzero(allowed)
-    return int(names[np.searchsorted(_shares("weighted-random", weights[names]), router.draws[i], side="right")])
+    return int(names[np.searchsorted(shares("weighted-random", weights[names]), router.draws[i], side="right")])
 
 
 def _least_outstanding(router: Router, i: int, allowed: np.ndarray | None) -> int:

@@ -13,8 +13,8 @@ from ..engine.compiled.state import COMPLETED
 from ..engine.fleet import Fleet
 from ..workload.requests import Requests
 from .clients import Clients, columns_beside
-from .pool import Site, adapters_of, pools_of
-from .routers import assign, draws
+from .site import Site, adapters_of, pools_of
+from .static import assign, draws
 
 if TYPE_CHECKING:
     from .front import Front
@@ -73,6 +73,7 @@ def serve(
         return Served(fleet.requests, np.arange(n), np.full(k, end), end, route, 0, interrupted)
 
     from .autoscaler import Autoscaler  # simpy is for runs that need it
+    from .failures import Failures
     from .front import Front
     from .handover import HandOver
 
@@ -84,6 +85,8 @@ def serve(
     ]
     for scaler in scalers:
         front.clock.process(scaler.run())
+    front.begin()
+    Failures(front).begin(spec.failures)
     interrupted = _play(front, last, progress)
     end = max(_end(fleet), front.end)
     route = front.route(end) | ({"autoscalers": [s.figures() for s in scalers]} if scalers else {})

@@ -1,19 +1,15 @@
 """What a router sees of the replicas: counts as they are, or as they were when the replicas last reported."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..engine.fleet import Fleet
-
-if TYPE_CHECKING:
-    from .adapters import Loaded, Slots
+from .adapters import Loaded, Slots
 
 
 class Signals:
     """Of some replicas of a fleet, `members` i8[k]. With `aged` everything is as of the last `report`."""
 
-    def __init__(self, fleet: Fleet, members: np.ndarray, aged: bool, slots: "Slots | None"):
+    def __init__(self, fleet: Fleet, members: np.ndarray, aged: bool, slots: Slots | None):
         k, ranks = len(members), int(fleet.call["ranks"][0])
         together = members[-1] - members[0] == k - 1
         pool = slice(members[0], members[0] + k) if together else members
@@ -41,11 +37,11 @@ class Signals:
     def _usage(self) -> np.ndarray:
         return 1.0 - self._free[self._pool].sum(axis=1) / self.blocks
 
-    def _adapters(self) -> "list[Loaded]":
+    def _adapters(self) -> list[Loaded]:
         return [self._slots.loaded(replica) for replica in self._members] if self._slots else []
 
     @property
-    def adapters(self) -> "list[Loaded]":
+    def adapters(self) -> list[Loaded]:
         """What each replica has loaded."""
         return self._reported[3] if self._aged else self._adapters()
 
