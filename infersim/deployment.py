@@ -22,7 +22,7 @@ from .cost.drafting import (
     batch_time,
     compile_draft_cost,
     draft_time,
-    drafter,
+    drafter_placement,
     own_bytes,
     verification_engine,
     with_drafter,
@@ -30,6 +30,7 @@ from .cost.drafting import (
 from .cost.efficiency import efficiency
 from .cost.lora import adapter_bytes, with_adapters
 from .cost.memory import MAX_BLOCKS, Memory, longest_sequence, memory_waterfall
+from .cost.placement import Placement
 from .cost.steptime import compile_step_cost
 from .engine.fleet import ReplicaSpec, make_knobs
 from .engine.price import DraftCost, StepCost
@@ -46,10 +47,7 @@ FAMILY = ("order", "reserve", "allocator", "admit_when_idle", "retracts", "late_
 class Deployment:
     """One replica of a model on a kind of device."""
 
-    model: Model
-    hardware: Hardware
-    precision: Precision
-    parallelism: Parallelism
+    placement: Placement
     engine: ResolvedEngine
     memory: Memory
     speculation: Speculation | None = None
@@ -59,17 +57,33 @@ class Deployment:
     """of each request: more than one are a group"""
     beam_turnover: float = 0.0
 
+    @property
+    def model(self) -> Model:
+        return self.placement.model
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.placement.hardware
+
+    @property
+    def precision(self) -> Precision:
+        return self.placement.precision
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return self.placement.parallelism
+
     def step_cost(self) -> StepCost:
         """The engine's tables of seconds."""
         k = self.speculation.num_speculative_tokens if self.speculation else 0
-        cost = compile_step_cost(*self._parts, verification_engine(self.engine, k))
+        cost = compile_step_cost(self.placement, verification_engine(self.engine, k))
         if self.early_exit is not None:
             cost = with_early_exit(cost, self.early_exit, self.model, self.engine.max_num_seqs)
         return cost
 
     def draft_cost(self) -> DraftCost | None:
         """What drafting adds to them."""
-        return compile_draft_cost(self.speculation, *self._parts, self.engine) if self.speculation else None
+        return compile_draft_cost(self.speculation, self.placement, self.engine) if self.speculation else None
 
     @property
     def accelerators(self) -> list[tuple[Hardware, int]]:
@@ -77,10 +91,6 @@ class Deployment:
         found = [(self.hardware, self.parallelism.num_gpus)]
         apart = self.speculation and self.speculation.drafter
         return [*found, (apart.hardware or self.hardware, 1)] if apart else found
-
-    @property
-    def _parts(self) -> tuple[Model, Hardware, Precision, Parallelism]:
-        return self.model, self.hardware, self.precision, self.parallelism
 
     def replica(self) -> ReplicaSpec:
         """All that the engine needs of a replica."""
@@ -228,12 +238,13 @@ def deploy(
         resolved = _in_turn(resolved)
     hardware = with_kernels_of(hardware, resolved.preset.partition("-")[0])
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
+    placement = Placement(model, hardware, precision, parallelism)
     if engine.max_model_len is None:
-        longest = longest_sequence(model, hardware, precision, parallelism, resolved)
+        longest = longest_sequence(placement, resolved)
         if longest < resolved.max_model_len:
             origin = {**resolved.origin, "max_model_len": "limited by the KV cache"}
             resolved = replace(resolved, max_model_len=longest, origin=origin)
-    memory = memory_waterfall(model, hardware, precision, parallelism, resolved)
+    memory = memory_waterfall(placement, resolved)
     if resolved.enable_prefix_caching and any(group.window == 1 for group in memory.kv_groups):
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
@@ -242,14 +253,14 @@ def deploy(
     if any(group.window for group in memory.kv_groups):
         _refuse_copies_of_windows(resolved)
     if speculation is not None:
-        memory, resolved = _beside_drafter(model, hardware, precision, parallelism, resolved, memory, speculation)
+        memory, resolved = _beside_drafter(placement, resolved, memory, speculation)
     if lora is not None:
-        slot = adapter_bytes(model, precision, parallelism, lora.slot_rank)
+        slot = adapter_bytes(placement, lora.slot_rank)
         memory = with_adapters(memory, lora.max_loras * slot)
         resolved = _shortened(resolved, memory, "the adapters")
     if speculation is not None and early_exit is not None:
         raise InputError("early_exit: is not modelled together with speculation; one of them must be null")
-    deployment = Deployment(model, hardware, precision, parallelism, resolved, memory, speculation, early_exit, lora)
+    deployment = Deployment(placement, resolved, memory, speculation, early_exit, lora)
     _refuse_room_for_nothing(deployment)
     return deployment
 
@@ -318,16 +329,13 @@ def _refuse_copies_of_windows(engine: ResolvedEngine) -> None:
 
 
 def _beside_drafter(
-    model: Model,
-    hardware: Hardware,
-    precision: Precision,
-    parallelism: Parallelism,
+    placement: Placement,
     engine: ResolvedEngine,
     memory: Memory,
     speculation: Speculation,
 ) -> tuple[Memory, ResolvedEngine]:
     """Memory and engine when the drafter has taken its part. InputError if speculation does not go with the rest."""
-    if parallelism.pipeline > 1 or parallelism.attention_data > 1:
+    if placement.parallelism.pipeline > 1 or placement.parallelism.attention_data > 1:
         raise InputError(
             "speculation: is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
             " parallelism.attention_data must be 1"
@@ -346,20 +354,17 @@ def _beside_drafter(
             f"speculation.num_speculative_tokens: {engine.max_num_seqs} sequences of"
             f" {1 + speculation.num_speculative_tokens} tokens are too many; engine.max_num_seqs must be smaller"
         )
-    weights, kv = own_bytes(speculation, model, hardware, precision, parallelism)
+    weights, kv = own_bytes(speculation, placement)
     memory = with_drafter(memory, weights, kv)
     if speculation.drafter:
-        own = speculation.drafter.hardware or hardware
-        memory = _as_drafter_holds(memory, drafter(speculation, model), own, precision, engine)
+        memory = _as_drafter_holds(memory, drafter_placement(speculation, placement), engine)
     return memory, _shortened(engine, memory, "the drafter")
 
 
-def _as_drafter_holds(
-    memory: Memory, model: Model, hardware: Hardware, precision: Precision, engine: ResolvedEngine
-) -> Memory:
+def _as_drafter_holds(memory: Memory, own: Placement, engine: ResolvedEngine) -> Memory:
     """No more KV blocks than a GPU of its own has for the draft model's keys and values. InputError if it has none."""
     try:
-        alone = memory_waterfall(model, hardware, precision, Parallelism(), replace(engine, max_model_len=1))
+        alone = memory_waterfall(own, replace(engine, max_model_len=1))
     except InputError as error:
         raise InputError([f"speculation.drafter: {problem}" for problem in error.problems]) from None
     tables = sum(group.tables for group in memory.kv_groups)
@@ -463,12 +468,12 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
         reserve="first-chunk",
         allocator="paged",
     )
-    parts = (model, hardware, Precision(), Parallelism())
+    placement = Placement(model, hardware)
     try:
-        memory = memory_waterfall(*parts, engine)
+        memory = memory_waterfall(placement, engine)
     except InputError as error:
         raise InputError([f"cluster.encode: {problem}" for problem in error.problems]) from None
-    return EncoderDeployment(*parts, engine, memory)
+    return EncoderDeployment(placement, engine, memory)
 
 
 def served_name(deployment: Deployment, kind: Kind) -> str:

@@ -112,10 +112,10 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
 
 def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
     """What requests may ask a replica for, and what it takes to have it there."""
-    lora, parts = deployment.lora, (deployment.model, deployment.precision, deployment.parallelism)
+    lora = deployment.lora
     return {"model": served_name(deployment, kind)} | (
         {
-            "adapters": {name: adapter_bytes(*parts, rank) for name, rank in lora.adapters.items()},
+            "adapters": {name: adapter_bytes(deployment.placement, rank) for name, rank in lora.adapters.items()},
             "max_loras": lora.max_loras,
             "host_bandwidth": deployment.hardware.pcie_bandwidth,
         }
@@ -219,7 +219,6 @@ def _result(
     rows, deployment = fleet.replicas, kinds[0][0]
     counts = [kind.most for _, kind in kinds]
     answering = [d for d, kind in kinds if kind is not scenario.cluster.encode]
-    all_parts = [(d.model, d.hardware, d.precision, d.parallelism) for d in answering]
     prompt = int(np.percentile(requests.prompt_tokens, 50))
     context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
     answered = served.requests[served.requests["num_output_tokens"] > 0]
@@ -246,10 +245,10 @@ def _result(
         peak_blocks=int(rows["peak_blocks"].max()),
         blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
         floors={
-            "itl": min(floor_itl(*parts, context) for parts in all_parts),
-            "ttft": min(floor_ttft(*parts, computed) for parts in all_parts),
+            "itl": min(floor_itl(d.placement, context) for d in answering),
+            "ttft": min(floor_ttft(d.placement, computed) for d in answering),
         },
-        provenance=provenance(*all_parts[0]),
+        provenance=provenance(answering[0].placement),
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
             gpus=np.repeat([sum(n for _, n in d.accelerators) for d, _ in kinds], counts),

@@ -5,6 +5,7 @@ import numpy as np
 from infersim.config.engine import resolve
 from infersim.config.scenario import build_scenario
 from infersim.cost.memory import memory_waterfall
+from infersim.cost.placement import Placement
 from infersim.engine.compiled import state
 from infersim.metrics.replicas import Replicas
 from infersim.metrics.result import Result
@@ -38,7 +39,7 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
         gaps = [np.full(k, time / max(k, 1)) for k, time in zip(counts, generation, strict=True)]
     scenario = scenario or scenario_of()
     engine = resolve(scenario.engine, scenario.hardware, MODEL.max_position_embeddings)
-    memory = memory_waterfall(MODEL, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+    memory = memory_waterfall(Placement(MODEL, scenario.hardware, scenario.precision, scenario.parallelism), engine)
     sojourn = float((requests["last_token"] - requests["sent"]).sum())
     values = {
         "scenario": scenario,

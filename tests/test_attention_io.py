@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from infersim.config.engine import Engine, resolve
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.cost.attention_io import (
     KERNELS,
     RATES,
@@ -24,6 +22,7 @@ from infersim.cost.attention_io import (
     unfused_passes,
     with_attention_kernel,
 )
+from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
 from infersim.models.catalog import load_model
 
@@ -36,7 +35,7 @@ def test_a_named_kernel_replaces_the_measured_one():
     for kernel in (None, *KERNELS):
         device = with_attention_kernel(load_hardware("h100-sxm"), kernel)
         engine = resolve(Engine(max_model_len=8192), device, 131072)
-        cost = compile_step_cost(load_model("Llama-3.1-8B"), device, Precision(), Parallelism(), engine)
+        cost = compile_step_cost(Placement(load_model("Llama-3.1-8B"), device), engine)
         rows[kernel] = cost.attention[0]
     pair = [float(rows[kernel]["prefill_compute"]) for kernel in KERNELS]
     assert pair == sorted(pair, reverse=True)

@@ -10,10 +10,11 @@ from infersim.cluster.serve import Served, serve
 from infersim.cluster.site import Site
 from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.config.scenario import build_scenario
 from infersim.cost.lora import adapter_bytes
+from infersim.cost.placement import Placement
 from infersim.deployment import deployment_of
 from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
@@ -64,13 +65,13 @@ def test_bytes_of_an_adapter():
 
     vLLM fuses q, k, v and gate, up, with an A for each: the same number. Tensor parallelism halves what it cuts.
     """
-    model = load_model("Llama-3.1-8B")
-    assert adapter_bytes(model, Precision(), Parallelism(), 16) == 2 * 41_943_040
+    model, h100 = load_model("Llama-3.1-8B"), load_hardware("h100-sxm")
+    assert adapter_bytes(Placement(model, h100), 16) == 2 * 41_943_040
     h, kv, f = 4096, 1024, 14336
     cut = h + 2 * kv + f + f + h + f  # outputs of q, k, v, gate, up; inputs of o and down
     whole = 3 * h + 2 * h + h + h  # inputs of q, k, v, gate, up; outputs of o and down
     expected = 2 * 16 * 32 * (whole + cut / 2)
-    assert adapter_bytes(model, Precision(), Parallelism(tensor=2, moe_tensor=2), 16) == expected
+    assert adapter_bytes(Placement(model, h100, parallelism=Parallelism(tensor=2, moe_tensor=2)), 16) == expected
 
 
 def test_slots_come_off_the_kv_cache():
@@ -157,7 +158,7 @@ def test_a_run_says_what_adapters_did():
     document = summarize([result])
     assert document["models"]["law"]["requests"] == pytest.approx(200, abs=50)
     assert document["route"]["adapter_loads"] == 2
-    size = adapter_bytes(load_model("Llama-3.1-8B"), Precision(), Parallelism(), 16)
+    size = adapter_bytes(Placement(load_model("Llama-3.1-8B"), result.scenario.hardware), 16)
     first = np.flatnonzero(result.model == 1)[0]
     bandwidth = result.scenario.hardware.pcie_bandwidth
     assert result.route_columns["adapter_wait_ms"][first] == pytest.approx(1e3 * size / bandwidth)

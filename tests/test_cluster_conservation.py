@@ -286,10 +286,10 @@ def test_laws_and_floors_hold_cluster_wide(seed):
     data = a_scenario(random.Random(seed))
     result = run(build_scenario(data, "test"))[0]
     summarize([result])
-    parts = [(d.model, d.hardware, d.precision, d.parallelism) for d, _ in deployments_of(result.scenario)]
+    parts = [d.placement for d, _ in deployments_of(result.scenario)]
     parts = [part for part in parts if part[0].name in (SMALL, LARGE)]
     r = result.requests[result.completed]
-    ttft = {n: min(floor_ttft(*part, int(n)) for part in parts) for n in set(r["prompt_tokens"].tolist())}
+    ttft = {n: min(floor_ttft(part, int(n)) for part in parts) for n in set(r["prompt_tokens"].tolist())}
     assert (r["first_token"] - r["sent"] >= [ttft[n] for n in r["prompt_tokens"].tolist()]).all()
-    itl = min(floor_itl(*part, int(r["prompt_tokens"].min())) for part in parts)
+    itl = min(floor_itl(part, int(r["prompt_tokens"].min())) for part in parts)
     assert (r["last_token"] - r["first_token"] >= itl * (r["num_output_tokens"] - 1)).all()

@@ -21,6 +21,7 @@ from infersim.cost.floors import floor_itl, floor_ttft
 from infersim.cost.memory import longest_sequence, memory_waterfall
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
 from infersim.deployment import deploy
 from infersim.models.catalog import load_model
@@ -30,7 +31,7 @@ H100, H200 = load_hardware("h100-sxm"), load_hardware("h200-sxm")
 
 
 def operators(model, **parallelism):
-    return forward_pass(load_model(model), H200, Precision(weights="bf16"), Parallelism(**parallelism))
+    return forward_pass(Placement(load_model(model), H200, Precision(weights="bf16"), Parallelism(**parallelism)))
 
 
 def of(listing, *names):
@@ -94,10 +95,10 @@ def test_a_state_costs_the_same_however_long_the_sequence():
 
 def test_states_take_blocks():
     """One block of each of three tables per sequence, as long as a block holds a state; 8 times the state, 4 ranks."""
-    model, *_, engine = deployed = deployment("Qwen3-Next-80B-A3B", "h100-sxm", 4)
+    placement, engine = deployed = deployment("Qwen3-Next-80B-A3B", "h100-sxm", 4)
     memory = memory_waterfall(*deployed)
     assert {(group.window, group.tables) for group in memory.kv_groups} == {(0, 1), (1, 3)}
-    assert memory.state_bytes == pytest.approx(model.state_bytes(2) / 4)
+    assert memory.state_bytes == pytest.approx(placement.model.state_bytes(2) / 4)
     assert memory.block_bytes >= memory.state_bytes / 3
     whole = -(-engine.max_model_len // memory.block_size)
     assert memory.max_concurrency == memory.num_gpu_blocks / (whole + 3)
@@ -172,8 +173,8 @@ def test_no_step_is_faster_than_physics(deployed, hardware, weights, context, pr
     windows = {int(row["window"]) for row in cost.attention}
     decode = price(cost, [(context, 1)], {w: batch_sums([(context, 1)], w) for w in windows})
     prefill = price(cost, [(0, prompt)], {w: batch_sums([(0, prompt)], w) for w in windows})
-    assert decode > floor_itl(*deployed[:4], context)
-    assert prefill > floor_ttft(*deployed[:4], prompt)
+    assert decode > floor_itl(deployed[0], context)
+    assert prefill > floor_ttft(deployed[0], prompt)
     for table in (cost.linear, cost.head, *([] if cost.shared is None else [cost.shared])):
         assert np.isfinite(table).all()
         assert (table >= 0).all()
@@ -266,9 +267,9 @@ def test_every_published_config_is_priced_or_named():
         tensor = next(t for t in (8, 4, 2, 1) if not _problems(model, t))
         parallelism = Parallelism(tensor=tensor, pipeline=1 if model.num_layers < 2 else 2)
         engine = resolve(Engine(preset="vllm-0.19", max_num_batched_tokens=2048), H200, model.max_position_embeddings)
-        cost = compile_step_cost(model, H200, Precision(), parallelism, engine)
+        cost = compile_step_cost(Placement(model, H200, parallelism=parallelism), engine)
         assert cost.linear[1].sum() > 0
-        assert longest_sequence(model, H200, Precision(), parallelism, engine) > 0
+        assert longest_sequence(Placement(model, H200, parallelism=parallelism), engine) > 0
         priced.append(path.name)
     assert len(priced) >= 30
     assert len(named) <= 4
@@ -277,7 +278,7 @@ def test_every_published_config_is_priced_or_named():
 def _problems(model, tensor):
     from infersim.cost.sharding import problems
 
-    return problems(model, H200, Precision(), Parallelism(tensor=tensor))
+    return problems(Placement(model, H200, parallelism=Parallelism(tensor=tensor)))
 
 
 @needs_shared
@@ -287,7 +288,7 @@ def test_kv_bytes_of_a_token_are_the_expected():
     for name, tensor, size in [("deepseek-ai--DeepSeek-V3", 8, 70272), ("meta-llama--Meta-Llama-3.1-70B", 8, 40960)]:
         model = load_model(SHARED / f"data/model_configs/{name}_config.json")
         engine = resolve(Engine(preset="vllm-0.19"), H200, model.max_position_embeddings)
-        memory = memory_waterfall(model, H200, Precision(), Parallelism(tensor=tensor), engine)
+        memory = memory_waterfall(Placement(model, H200, parallelism=Parallelism(tensor=tensor)), engine)
         assert memory.kv_bytes_per_token == size
 
 

@@ -5,10 +5,10 @@ import pytest
 
 from infersim.config.hardware import OperatorEfficiency, load_hardware, with_kernels_of
 from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.config.resources import names
 from infersim.cost.collectives import ALGORITHMS, NETWORK_BANDWIDTH, collective, wire_factor
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.models.catalog import load_model
 
 KINDS = tuple(ALGORITHMS)
@@ -105,14 +105,14 @@ def test_ranks_that_others_stand_between_meet_over_the_network(kind):
 def test_stages_of_different_nodes_send_over_the_network(tensor, pipeline, inside, across):
     model, hardware = load_model("Llama-3.1-405B"), load_hardware("h100-sxm")
     parallelism = Parallelism(tensor=tensor, pipeline=pipeline)
-    sends = [op for op in forward_pass(model, hardware, Precision(), parallelism) if op.name == "send"]
+    sends = [op for op in forward_pass(Placement(model, hardware, parallelism=parallelism)) if op.name == "send"]
     assert {op.apart: op.count for op in sends} == {n: count for n, count in ((1, inside), (8, across)) if count}
     for op in sends:
         whole = model.hidden_size * 2
         assert op.message == {"tokens": whole if op.apart == 1 else whole / tensor}
         seconds = collective(hardware, "send", "bf16", op.ranks, op.apart).seconds(1e6)
         assert (seconds > 1e6 / NETWORK_BANDWIDTH) == (op.apart == 8)
-    one_domain = forward_pass(model, load_hardware("gb200"), Precision(), parallelism)
+    one_domain = forward_pass(Placement(model, load_hardware("gb200"), parallelism=parallelism))
     assert [(op.count, op.apart) for op in one_domain if op.name == "send"] == [(pipeline - 1, 1)]
 
 
@@ -120,5 +120,9 @@ def test_data_parallel_ranks_of_whole_nodes_gather_over_the_network():
     model, hardware = load_model("DeepSeek-V3"), load_hardware("h200-sxm")
     for tensor, ranks, apart in ((8, 2, 8), (4, 2, 4), (1, 8, 1)):
         parallelism = Parallelism(tensor=tensor, attention_data=ranks)
-        found = {op.apart for op in forward_pass(model, hardware, Precision(), parallelism) if op.shared and op.message}
+        found = {
+            op.apart
+            for op in forward_pass(Placement(model, hardware, parallelism=parallelism))
+            if op.shared and op.message
+        }
         assert found == {apart}

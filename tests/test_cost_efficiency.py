@@ -1,12 +1,14 @@
 """Every efficiency is a share, has a source, and says what it is."""
 
+from dataclasses import replace
+
 import pytest
 
 from infersim.config.hardware import OPERATOR_CLASSES, OperatorEfficiency, load_hardware
 from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.config.resources import names
 from infersim.cost.efficiency import FIGURES, GENERATIONS, LAUNCH, OTHER, efficiency, launch
+from infersim.cost.placement import Placement
 from infersim.cost.steptime import provenance
 from infersim.models.catalog import load_model
 
@@ -60,10 +62,10 @@ def test_a_graph_launches_faster():
 
 
 def test_provenance_lists_what_a_price_rests_on():
-    deployed = (load_model("Llama-3.1-8B"), load_hardware("h100-sxm"), Precision(), Parallelism(tensor=2))
-    rows = provenance(*deployed)
+    placement = Placement(load_model("Llama-3.1-8B"), load_hardware("h100-sxm"), parallelism=Parallelism(tensor=2))
+    rows = provenance(placement)
     layers = {"gemm", "attention_prefill", "attention_decode", "elementwise"}
     assert {row["operator"] for row in rows} == {*layers, "all_reduce", "all_gather", "launch"}
     keys = {"operator", "dtype", "bandwidth", "flops", "fixed", "softness", "provenance", "source"}
     assert all(set(row) == keys for row in rows)
-    assert {row["operator"] for row in provenance(*deployed[:3], Parallelism())} == {*layers, "launch"}
+    assert {row["operator"] for row in provenance(replace(placement, parallelism=Parallelism()))} == {*layers, "launch"}

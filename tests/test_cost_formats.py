@@ -11,6 +11,7 @@ from infersim.config.precision import FORMATS, Precision
 from infersim.cost.formats import kernels, weight_format
 from infersim.cost.memory import weight_bytes
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.sharding import check_modelled
 from infersim.models.catalog import load_model
@@ -36,10 +37,10 @@ def test_a_checkpoint_says_its_format(model, name):
 
 
 def test_what_a_checkpoint_leaves_alone_stays_in_16_bits():
-    chosen = kernels(load_model("gpt-oss-120b"), H100, Precision())
+    chosen = kernels(Placement(load_model("gpt-oss-120b"), H100))
     assert chosen["attention"].format == "bf16"
     assert chosen["experts"].format == "mxfp4"
-    chosen = kernels(load_model("Kimi-K2.5"), H100, Precision())
+    chosen = kernels(Placement(load_model("Kimi-K2.5"), H100))
     assert {part: kernel.format for part, kernel in chosen.items()} == {
         "attention": "bf16", "mlp": "bf16", "shared": "bf16", "experts": "int4", "other": "bf16",
     }  # fmt: skip
@@ -54,12 +55,12 @@ def test_kernels_follow_the_device():
         (H100, "nvfp4", "bf16", True), (B200, "mxfp4", "fp8", False), (H100, "mxfp4", "bf16", True),
         (A100, "int8", "int8", False), (H100, "int4", "bf16", True),
     ]:  # fmt: skip
-        kernel = kernels(model, hardware, Precision(weights=name))["mlp"]
+        kernel = kernels(Placement(model, hardware, Precision(weights=name)))["mlp"]
         assert (kernel.rate, kernel.dequantised) == (rate_of, unpacked)
         assert (kernel.activation_bytes > 0) == (not unpacked)
     device = H100.model_copy(update={"flops": {"bf16": 1e15}})
     with pytest.raises(InputError, match="has no int8 rate, which int8 needs"):
-        check_modelled(model, device, Precision(weights="int8"), Parallelism())
+        check_modelled(Placement(model, device, Precision(weights="int8")))
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,14 @@ def test_kernels_follow_the_device():
     ],
 )
 def test_quantised_checkpoints_take_their_size(name, gib):
-    assert weight_bytes(load_model(name), H100, Precision(), Parallelism()) / 2**30 == pytest.approx(gib, rel=0.03)
+    assert weight_bytes(Placement(load_model(name), H100)) / 2**30 == pytest.approx(gib, rel=0.03)
 
 
 def layer_seconds(hardware, weights, tensor, tokens, only=""):
     """The matrices of all layers of Llama-3.1-8B on one rank, or those of one name."""
-    deployed = (load_model("Llama-3.1-8B"), hardware, Precision(weights=weights), Parallelism(tensor=tensor))
+    placement = Placement(load_model("Llama-3.1-8B"), hardware, Precision(weights=weights), Parallelism(tensor=tensor))
     split = zero_split(1)
-    for op in forward_pass(*deployed):
+    for op in forward_pass(placement):
         if op.operator_class == "gemm" and op.per == "tokens" and only in ("", op.name):
             add_time(split, op, rate(hardware, op), {"step": 1.0, "tokens": np.array([tokens])})
     return split.sum()

@@ -13,9 +13,8 @@ from shared import SHARED, needs_shared
 
 from infersim.config.engine import Engine, resolve
 from infersim.config.hardware import load_hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import compile_step_cost
 from infersim.engine.compiled.state import QUERY_TILE
@@ -67,7 +66,7 @@ def check(what, predicted, measured, bound):
 def test_layers_of_vllm(card, profile):
     """Matrices and whole layers of Llama-3.1-8B under vLLM 0.19 (LLMServingSim)."""
     hardware = load_hardware(profile)
-    operators = {op.name: op for op in forward_pass(load_model("Llama-3.1-8B"), hardware, Precision())}
+    operators = {op.name: op for op in forward_pass(Placement(load_model("Llama-3.1-8B"), hardware))}
     table = read_csv("vllm019_dense_us.csv", hardware=card, model="Llama-3.1-8B", tp=1)
     layer = {}
     for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
@@ -89,7 +88,7 @@ def test_layers_of_vllm(card, profile):
 @pytest.mark.parametrize(("card", "profile"), [("RTX4090", "rtx-4090"), ("RTXPRO6000", "rtx-pro-6000")])
 def test_attention_of_vllm(card, profile):
     hardware = load_hardware(profile)
-    operators = {op.name: op for op in forward_pass(load_model("Llama-3.1-8B"), hardware, Precision())}
+    operators = {op.name: op for op in forward_pass(Placement(load_model("Llama-3.1-8B"), hardware))}
     table = read_csv("vllm019_attention_us.csv", hardware=card, model="Llama-3.1-8B", tp=1)
     chunk, before, decodes, keys, measured = (
         table[key].astype(float) for key in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
@@ -112,7 +111,7 @@ def test_what_decodes_cost_beside_a_prefill(card, profile):
     """Half of the chunk sizes were fitted (cost/mixed.py); these are the others, of the engine's own price."""
     hardware, model = load_hardware(profile), load_model("Llama-3.1-8B")
     engine = resolve(Engine(preset="vllm-0.19"), hardware, model.max_position_embeddings)
-    cost = compile_step_cost(model, hardware, Precision(), Parallelism(), engine)
+    cost = compile_step_cost(Placement(model, hardware), engine)
     alone = replace(cost, linear=np.zeros((1 << 16, cost.linear.shape[1])), head=np.zeros((513, cost.head.shape[1])))
     price = price_from_step_cost(alone)
     table = read_csv("vllm019_attention_us.csv", hardware=card, model="Llama-3.1-8B", tp=1)
@@ -138,6 +137,6 @@ def test_a_decode_step_of_one_sequence(profile, milliseconds):
     seconds of the log are rounded to 1.4 %."""
     model, hardware = load_model("Llama-3.1-8B"), load_hardware(profile)
     engine = resolve(Engine(preset="vllm-0.19"), hardware, model.max_position_embeddings)
-    cost = compile_step_cost(model, hardware, Precision(), Parallelism(), engine)
+    cost = compile_step_cost(Placement(model, hardware), engine)
     step = cost.linear[1].sum() + cost.head[1].sum() + cost.attention["decode_fixed"].sum()
     assert 0.9 < step * 1e3 / milliseconds < 1.02

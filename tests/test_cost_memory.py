@@ -11,6 +11,7 @@ from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.config.scenario import build_scenario
 from infersim.cost.memory import GIB, KVGroup, longest_sequence, memory_waterfall, weight_bytes
+from infersim.cost.placement import Placement
 from infersim.deployment import deployment_of
 from infersim.models.catalog import load_model
 from infersim.run import run
@@ -19,7 +20,7 @@ from infersim.run import run
 def waterfall(model, hardware, tensor=1, preset="vllm-0.19", precision=None, **engine):
     model, hardware = load_model(model), hardware if not isinstance(hardware, str) else load_hardware(hardware)
     knobs = resolve(Engine(preset=preset, **engine), hardware, model.max_position_embeddings)
-    return memory_waterfall(model, hardware, precision or Precision(), Parallelism(tensor=tensor), knobs)
+    return memory_waterfall(Placement(model, hardware, precision or Precision(), Parallelism(tensor=tensor)), knobs)
 
 
 H100 = load_hardware("h100-sxm")
@@ -80,7 +81,7 @@ def test_weights_of_one_rank_are_the_models(name):
     padding = (-model.vocab_size % 64) * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     attention = model.layers[0].attention
     rotary = model.max_position_embeddings * attention.head_dim * attention.rope
-    assert weight_bytes(model, H100, Precision(), Parallelism()) == 2 * (model.num_params + padding + rotary)
+    assert weight_bytes(Placement(model, H100)) == 2 * (model.num_params + padding + rotary)
 
 
 def test_weights_of_ranks():
@@ -88,7 +89,7 @@ def test_weights_of_ranks():
     model = load_model("Llama-3.1-70B")
     norms = 161 * model.hidden_size
     copied = 7 * 2 * (norms + model.max_position_embeddings * 128)
-    one, rank = (weight_bytes(model, H100, Precision(), Parallelism(tensor=n)) for n in (1, 8))
+    one, rank = (weight_bytes(Placement(model, H100, parallelism=Parallelism(tensor=n))) for n in (1, 8))
     assert rank * 8 - one == pytest.approx(copied, rel=1e-3)
 
 
@@ -170,7 +171,7 @@ def test_the_longest_sequence():
     def longest(name):
         model = load_model(name)
         engine = resolve(Engine(preset="vllm-0.19"), card, model.max_position_embeddings)
-        return longest_sequence(model, card, Precision(), Parallelism(), engine)
+        return longest_sequence(Placement(model, card), engine)
 
     assert longest("Llama-2-7B") == 4096
     memory = waterfall("Llama-3.1-8B", "rtx-4090", max_model_len=longest("Llama-3.1-8B"))

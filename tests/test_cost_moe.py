@@ -10,6 +10,7 @@ from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.moe import TILE, Routing
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.models.architecture import MoE
 from infersim.models.catalog import load_model
 
@@ -59,7 +60,9 @@ def test_small_batches_fill_tiles():
 
 
 def experts_of(model, parallelism=None, precision=None):
-    operators = forward_pass(load_model(model), H100, precision or Precision(weights="bf16"), parallelism)
+    operators = forward_pass(
+        Placement(load_model(model), H100, precision or Precision(weights="bf16"), parallelism or Parallelism())
+    )
     return [op for op in operators if op.operator_class == "moe"]
 
 
@@ -94,7 +97,7 @@ def test_data_parallel_ranks_send_tokens_to_their_experts():
     model = load_model("Qwen3-30B-A3B")
 
     def collectives(**parallelism):
-        operators = forward_pass(model, H100, Precision(), Parallelism(**parallelism))
+        operators = forward_pass(Placement(model, H100, parallelism=Parallelism(**parallelism)))
         return {op.name: op for op in operators if op.message and op.shared}
 
     sent = collectives(attention_data=8, expert=8)

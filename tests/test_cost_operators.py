@@ -10,6 +10,7 @@ from infersim.config.parallelism import Parallelism
 from infersim.config.precision import BYTES, Precision
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.sharding import check_modelled, rank_layer
 from infersim.models.catalog import load_model
 
@@ -35,7 +36,7 @@ def test_a_pass_reads_every_parameter_once(name, dtype):
     model = load_model(name)
     read = model.num_params - model.embedding_params + (model.vocab_size * model.hidden_size if
                                                         model.tie_word_embeddings else 0)  # fmt: skip
-    assert weights(forward_pass(model, H100, Precision(weights=dtype))) == read * BYTES[dtype]
+    assert weights(forward_pass(Placement(model, H100, Precision(weights=dtype)))) == read * BYTES[dtype]
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -46,7 +47,7 @@ def test_flops_per_token_are_twice_the_matrices(name):
     for layer in model.layers:
         for linear in (*layer.attention.linears(model.hidden_size), *layer.mlp.linears(model.hidden_size)):
             matrices += linear.inputs * linear.outputs
-    assert linear_flops(forward_pass(model, H100, Precision())) == 2 * matrices
+    assert linear_flops(forward_pass(Placement(model, H100))) == 2 * matrices
     assert 2 * matrices == pytest.approx(2 * (model.num_params - model.embedding_params * (not
                                          model.tie_word_embeddings)), rel=0.015)  # fmt: skip
 
@@ -54,13 +55,13 @@ def test_flops_per_token_are_twice_the_matrices(name):
 def test_opt_350m_reads_the_projections_around_its_embedding():
     model = load_model("opt-350m")
     read = model.num_params - model.embedding_params + model.vocab_size * model.embedding_size
-    assert weights(forward_pass(model, H100, Precision())) == 2 * read
+    assert weights(forward_pass(Placement(model, H100))) == 2 * read
 
 
 @pytest.mark.parametrize("name", DENSE)
 def test_decode_reads_each_key_once_and_a_query_meets_it_in_four_flops_per_channel(name):
     model = load_model(name)
-    decode = [op for op in forward_pass(model, H100, Precision()) if op.per == "decodes"]
+    decode = [op for op in forward_pass(Placement(model, H100)) if op.per == "decodes"]
     assert sum(op.count * op.kv["decode_keys"] for op in decode) == model.kv_bytes_per_token(2)
     heads = sum(4 * layer.attention.num_heads * layer.attention.head_dim for layer in model.layers)
     assert sum(op.count * op.flops["decode_keys"] for op in decode) == heads
@@ -71,7 +72,10 @@ def test_decode_reads_each_key_once_and_a_query_meets_it_in_four_flops_per_chann
 def test_kv_cache_in_fp8_is_half():
     model = load_model("Llama-3.1-8B")
     full, half = (
-        sum(op.count * op.kv.get("decode_keys", 0) for op in forward_pass(model, H100, Precision(kv_cache=dtype)))
+        sum(
+            op.count * op.kv.get("decode_keys", 0)
+            for op in forward_pass(Placement(model, H100, Precision(kv_cache=dtype)))
+        )
         for dtype in ("bf16", "fp8")
     )
     assert full == 2 * half
@@ -82,8 +86,8 @@ def test_ranks_share_the_work(name, tensor):
     """Ranks together do the FLOPs of one, and hold the matrices once; norms and row biases are on every rank."""
     model = load_model(name)
     one, rank = (
-        forward_pass(model, H100, Precision()),
-        forward_pass(model, H100, Precision(), Parallelism(tensor=tensor)),
+        forward_pass(Placement(model, H100)),
+        forward_pass(Placement(model, H100, parallelism=Parallelism(tensor=tensor))),
     )
     assert linear_flops(rank) * tensor == pytest.approx(linear_flops(one), rel=1e-3)  # vocabulary rounded up
     copied = weights(rank) * tensor - weights(one)
@@ -105,7 +109,7 @@ def test_all_problems_come_at_once():
     model = replace(load_model("Llama-3.1-8B"), name="tiny")
     parallelism = Parallelism(tensor=3, pipeline=33, attention_data=2, expert=2)
     with pytest.raises(InputError) as error:
-        check_modelled(model, load_hardware("tpu-v5e"), Precision(weights="fp16"), parallelism)
+        check_modelled(Placement(model, load_hardware("tpu-v5e"), Precision(weights="fp16"), parallelism))
     said = "\n".join(error.value.problems)
     for part in (
         "parallelism.pipeline: must be at most the 32 layers of tiny",
@@ -119,5 +123,5 @@ def test_all_problems_come_at_once():
 
 def test_tensor_parallelism_takes_whole_nodes():
     with pytest.raises(InputError, match="a node holds 8 of h100-sxm"):
-        check_modelled(load_model("Llama-3.1-8B"), H100, Precision(), Parallelism(tensor=12))
-    check_modelled(load_model("Llama-3.1-8B"), H100, Precision(), Parallelism(tensor=16))
+        check_modelled(Placement(load_model("Llama-3.1-8B"), H100, parallelism=Parallelism(tensor=12)))
+    check_modelled(Placement(load_model("Llama-3.1-8B"), H100, parallelism=Parallelism(tensor=16)))

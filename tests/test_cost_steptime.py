@@ -17,6 +17,7 @@ from infersim.cost.floors import decode_sums, floor_itl, floor_ttft, prefill_sum
 from infersim.cost.memory import memory_waterfall
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import (
     capture_sizes,
@@ -36,7 +37,7 @@ def deployment(model, hardware, parallelism=1, preset="vllm-0.19", precision=Non
     knobs = resolve(Engine(preset=preset, **engine), hardware, model.max_position_embeddings)
     if not isinstance(parallelism, Parallelism):
         parallelism = Parallelism(tensor=parallelism)
-    return model, hardware, precision or Precision(), parallelism, knobs
+    return Placement(model, hardware, precision or Precision(), parallelism), knobs
 
 
 def batch_sums(batch, window):
@@ -159,12 +160,13 @@ def test_tables_agree_with_summing_the_operators(model, hardware, parallelism, p
     """10,000 random mixed batches, of all architectures, formats and kinds of parallelism, to 0.5 %."""
     knobs = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "eager_launch_time": 0}
     deployed = deployment(model, hardware, parallelism, precision=precision, **knobs)
-    model, hardware, precision, parallelism, engine = deployed
+    placement, engine = deployed
+    model, hardware, parallelism = placement.model, placement.hardware, placement.parallelism
     cost = sum_operators(*deployed)
-    outside = provenance(*deployed[:4])[-1]["fixed"]
+    outside = provenance(deployed[0])[-1]["fixed"]
     speeds = [
         (op, rate(hardware, op), 0.0 if op.message or op.per not in ("tokens", "sequences") else outside)
-        for op in forward_pass(model, hardware, precision, parallelism)
+        for op in forward_pass(placement)
     ]
     padded = padded_tokens(engine)[0]
     windows = {op.window for op, _, _ in speeds} | {0}
@@ -229,10 +231,10 @@ def test_a_small_chunk_behind_a_long_context_is_no_dearer_than_a_large_one():
 
 def test_an_operator_is_its_law():
     """Without a calibration the split of an operator adds up to fixed + soft maximum, whichever side binds."""
-    model, hardware, precision, _, _ = deployment("Llama-3.1-70B", "mi300x", 4)
-    hardware = hardware.model_copy(update={"name": "none", "generation": "tpu", "num_sms": None})
+    placement, _ = deployment("Llama-3.1-70B", "mi300x", 4)
+    hardware = placement.hardware.model_copy(update={"name": "none", "generation": "tpu", "num_sms": None})
     sums = batch_sums([(0, 700), (3000, 1), (10, 1)], 0)
-    for operator in forward_pass(model, hardware, precision, Parallelism(tensor=4)):
+    for operator in forward_pass(placement):
         shares = {"bandwidth": 0.7, "flops": 0.6, "fixed": 3e-6, "softness": 0.1}
         plain = OperatorEfficiency(**shares, provenance="assumed", source="test")
         device = hardware.model_copy(update={"efficiency": {operator.operator_class: plain}})
@@ -270,11 +272,11 @@ def test_no_step_is_faster_than_physics(hardware, model, context, prompt):
     """Bytes at peak bandwidth, FLOPs at peak rate: neither a decode nor a prefill step beats them."""
     deployed = deployment(model, hardware, max_num_batched_tokens=2048, max_num_seqs=64)
     cost = compile_step_cost(*deployed)
-    windows = {layer.attention.window for layer in deployed[0].layers}
+    windows = {layer.attention.window for layer in deployed[0].model.layers}
     decode = price(cost, [(context, 1)], {w: batch_sums([(context, 1)], w) for w in windows})
     prefill = price(cost, [(0, prompt)], {w: batch_sums([(0, prompt)], w) for w in windows})
-    assert decode > floor_itl(*deployed[:4], context)
-    assert prefill > floor_ttft(*deployed[:4], prompt)
+    assert decode > floor_itl(deployed[0], context)
+    assert prefill > floor_ttft(deployed[0], prompt)
 
 
 @settings(max_examples=30, deadline=None)
@@ -284,11 +286,12 @@ def test_no_step_is_faster_than_physics(hardware, model, context, prompt):
     factor=st.floats(1.0, 4.0),
 )
 def test_a_better_device_is_never_slower(hardware, change, factor):
-    model, device, *rest = deployment("Llama-3.1-8B", hardware, max_num_batched_tokens=1024, max_num_seqs=64)
+    placement, engine = deployment("Llama-3.1-8B", hardware, max_num_batched_tokens=1024, max_num_seqs=64)
+    device = placement.hardware
     value = getattr(device, change)
     better = {key: v * factor for key, v in value.items()} if isinstance(value, dict) else value * factor
-    before = compile_step_cost(model, device, *rest)
-    after = compile_step_cost(model, device.model_copy(update={change: better}), *rest)
+    before = compile_step_cost(placement, engine)
+    after = compile_step_cost(replace(placement, hardware=device.model_copy(update={change: better})), engine)
     assert (after.linear.sum(1) <= before.linear.sum(1) * (1 + 1e-12)).all()
     assert (after.head.sum(1) <= before.head.sum(1) * (1 + 1e-12)).all()
     for name in before.attention.dtype.names:
@@ -313,7 +316,7 @@ def test_graphs_pad_and_launch_cheaply():
     assert (linear[9] == linear[16]).all()
     assert (linear[257] == linear[272]).all()
     assert linear[272].sum() < linear[273].sum()
-    assert linear[513, LAUNCH] - linear[512, LAUNCH] > 1e-6 * sum(op.count for op in forward_pass(*deployed[:4])) / 1.2
+    assert linear[513, LAUNCH] - linear[512, LAUNCH] > 1e-6 * sum(op.count for op in forward_pass(deployed[0])) / 1.2
     assert linear[1500].sum() < linear[1501].sum()
 
 
@@ -380,7 +383,7 @@ def test_a_step_outside_the_graphs_is_not_shorter_than_its_launches():
     device = sum_operators(*deployment("Llama-3.1-8B", "h200-sxm", 8, eager_launch_time=0)).linear
     linear = sum_operators(*deployed).linear
     _, captured = padded_tokens(deployed[-1])
-    kernels = sum(operator.count for operator in forward_pass(*deployed[:4]))  # 16 bits: a kernel for each
+    kernels = sum(operator.count for operator in forward_pass(deployed[0]))  # 16 bits: a kernel for each
     assert linear[captured] == pytest.approx(device[captured])
     least = np.maximum(device[~captured].sum(-1), kernels * 50e-6)
     assert linear[~captured].sum(-1) == pytest.approx(least)
@@ -394,7 +397,7 @@ def test_without_graphs_every_step_is_launched_kernel_by_kernel():
     tokens, captured = padded_tokens(eager[-1])
     assert not captured.any()
     assert tokens.tolist() == list(range(len(tokens)))
-    kernels = sum(operator.count for operator in forward_pass(*eager[:4]))
+    kernels = sum(operator.count for operator in forward_pass(eager[0]))
     assert (sum_operators(*eager).linear[1:].sum(-1) >= kernels * eager[-1].eager_launch_time * (1 - 1e-9)).all()
     assert memory_waterfall(*eager).cuda_graph_bytes == 0
 

@@ -33,10 +33,6 @@ def deployment():
     return deploy("Llama-3.1-8B", load_hardware("h100-sxm"), Precision(), Parallelism(), engine)
 
 
-def parts(d):
-    return d.model, d.hardware, d.precision, d.parallelism
-
-
 METHODS = [
     described("draft_model", model="Llama-3.2-1B"),
     described("eagle"),
@@ -52,7 +48,7 @@ METHODS = [
 @pytest.mark.parametrize("speculation", METHODS, ids=lambda s: s.method + ("-tree" if s.tree else ""))
 def test_no_drafting_is_faster_than_its_bytes(deployment, speculation):
     """Each pass reads the drafter's weights; and more drafts never cost less."""
-    cost = compile_draft_cost(speculation, *parts(deployment), deployment.engine)
+    cost = compile_draft_cost(speculation, deployment.placement, deployment.engine)
     k = speculation.num_speculative_tokens
     seconds = draft_time(cost, 1, 1000, k)
     model = drafter(speculation, deployment.model)
@@ -62,14 +58,14 @@ def test_no_drafting_is_faster_than_its_bytes(deployment, speculation):
         )
         assert seconds > speculation.depth * read / deployment.hardware.memory_bandwidth
     elif speculation.method == "medusa":
-        assert seconds > own_bytes(speculation, *parts(deployment))[0] / deployment.hardware.memory_bandwidth
+        assert seconds > own_bytes(speculation, deployment.placement)[0] / deployment.hardware.memory_bandwidth
     times = [draft_time(cost, 8, 1000, n) for n in range(1, k + 1)]
     assert times == sorted(times)
     assert draft_time(cost, 32, 1000, k) >= draft_time(cost, 1, 1000, k)
 
 
 def test_verification_is_cheap_while_bytes_bind_and_then_is_not(deployment):
-    verify = compile_step_cost(*parts(deployment), verification_engine(deployment.engine, 7))
+    verify = compile_step_cost(deployment.placement, verification_engine(deployment.engine, 7))
     plain = deployment.step_cost()
     ratios = [batch_time(verify, b, 500, 7) / batch_time(plain, b, 500) for b in (1, 8, 32, 64)]
     assert ratios == sorted(ratios)
@@ -79,7 +75,7 @@ def test_verification_is_cheap_while_bytes_bind_and_then_is_not(deployment):
 
 def test_eagle3_drafts_cheaper_than_eagle_and_both_than_a_draft_model(deployment):
     seconds = [
-        draft_time(compile_draft_cost(s, *parts(deployment), deployment.engine), 1, 1000, 4)
+        draft_time(compile_draft_cost(s, deployment.placement, deployment.engine), 1, 1000, 4)
         for s in (described("ngram"), described("eagle3"), described("eagle"), METHODS[0])
     ]
     assert seconds == sorted(seconds)
@@ -87,7 +83,7 @@ def test_eagle3_drafts_cheaper_than_eagle_and_both_than_a_draft_model(deployment
 
 def test_the_drafter_takes_memory(deployment):
     """Weights off the KV cache, keys and values into every block; self-speculation and look-ups take none."""
-    weights, kv = own_bytes(METHODS[0], *parts(deployment))
+    weights, kv = own_bytes(METHODS[0], deployment.placement)
     small = load_model("Llama-3.2-1B")
     assert weights == pytest.approx(2 * small.num_params, rel=0.01)
     assert kv == small.kv_bytes_per_token(2)
@@ -96,7 +92,7 @@ def test_the_drafter_takes_memory(deployment):
     used = memory.num_gpu_blocks * memory.block_bytes + weights
     assert used <= deployment.memory.num_gpu_blocks * deployment.memory.block_bytes < used + memory.block_bytes
     for free in (described("ngram"), described("self", exit_layer=4)):
-        assert own_bytes(free, *parts(deployment)) == (0, 0)
+        assert own_bytes(free, deployment.placement) == (0, 0)
     with pytest.raises(InputError, match="leave no KV cache"):
         with_drafter(deployment.memory, 1e12, 0)
 
@@ -110,8 +106,8 @@ def test_what_cannot_draft_is_named(deployment):
 
 def test_passes_by_number_of_drafts(deployment):
     """EAGLE's first pass is over the step's own tokens; the exit layers need one for each draft."""
-    eagle = compile_draft_cost(described("eagle"), *parts(deployment), deployment.engine)
-    own = compile_draft_cost(described("self", exit_layer=8), *parts(deployment), deployment.engine)
+    eagle = compile_draft_cost(described("eagle"), deployment.placement, deployment.engine)
+    own = compile_draft_cost(described("self", exit_layer=8), deployment.placement, deployment.engine)
     assert eagle.passes.tolist() == [0, 0, 1, 2, 3]
     assert own.passes.tolist() == [0, 1, 2, 3, 4]
     assert np.all(own.first == 0)

@@ -138,17 +138,15 @@ def test_depths_of_a_model_add_up_to_its_step():
     engine = Engine(max_num_seqs=32, max_model_len=2048)
     d = deploy("Llama-3.1-8B", load_hardware("h100-sxm"), Precision(), Parallelism(), engine)
     described = EarlyExit(exit_layers=[16, 24], shares=[0.2, 0.2])
-    parts = compile_depths(described, d.model, d.hardware, d.precision, d.parallelism, d.engine, 500)
+    parts = compile_depths(described, d.placement, d.engine, 500)
     assert parts.segments[:, 8].sum() == pytest.approx(batch_time(d.step_cost(), 8, 500), rel=0.02)
     assert parts.shares.tolist() == pytest.approx([0.2, 0.2, 0.6])
     computed = described.model_copy(update={"missing_kv": "recompute"})
-    recomputed = compile_depths(computed, d.model, d.hardware, d.precision, d.parallelism, d.engine, 500)
+    recomputed = compile_depths(computed, d.placement, d.engine, 500)
     assert np.all(recomputed.backfill > parts.backfill)
     assert parts.backfill[0] > parts.backfill[1] > 0
     with pytest.raises(InputError, match="below the 32 layers"):
-        compile_depths(
-            EarlyExit(exit_layers=[32], shares=[1]), d.model, d.hardware, d.precision, d.parallelism, d.engine, 500
-        )
+        compile_depths(EarlyExit(exit_layers=[32], shares=[1]), d.placement, d.engine, 500)
 
 
 def test_shares_from_a_calibrated_curve():

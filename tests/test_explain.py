@@ -8,10 +8,9 @@ import pytest
 from synthetic import result_of, result_of_queue, scenario_of
 
 from infersim.config.hardware import load_hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_ttft
+from infersim.cost.placement import Placement
 from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED
 from infersim.explain.binding import find_binding
 from infersim.explain.summary import summarize
@@ -141,5 +140,5 @@ def test_the_floor_of_a_first_token_counts_what_is_computed():
     scenario = build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload}, "test")
     (result,) = run_scenario(scenario)
     ttft = result.requests["first_token"] - result.requests["sent"]
-    whole = floor_ttft(load_model("Llama-3.1-8B"), load_hardware("h100-sxm"), Precision(), Parallelism(), 8064)
+    whole = floor_ttft(Placement(load_model("Llama-3.1-8B"), load_hardware("h100-sxm")), 8064)
     assert result.floors["ttft"] < ttft.min() < whole

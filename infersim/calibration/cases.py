@@ -4,10 +4,10 @@ import functools
 from dataclasses import dataclass, replace
 
 from infersim.config.hardware import Hardware, load_hardware
-from infersim.config.precision import Precision
 from infersim.cost.formats import UNPACKED_FOR
 from infersim.cost.operator import Operator, Sums
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.roofline import peak_flops
 from infersim.engine.compiled.state import QUERY_TILE
 from infersim.models.architecture import Model
@@ -178,7 +178,7 @@ def step_sums(decodes: int, context: int, prompt: int) -> dict[str, float]:
 @functools.cache
 def pass_of(model: Model) -> tuple[Operator, ...]:
     """The operators of a bf16 pass; which kernels they are is not asked: every device multiplies bf16 as it is."""
-    return tuple(forward_pass(model, load_hardware("h100-sxm"), Precision()))
+    return tuple(forward_pass(Placement(model, load_hardware("h100-sxm"))))
 
 
 def _one_layer(model: Model) -> list[Operator]:

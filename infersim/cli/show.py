@@ -91,7 +91,6 @@ def _deployment(scenario: Any) -> dict[str, Any]:
 
     deployment = deployment_of(scenario)
     model, engine, memory = deployment.model, deployment.engine, asdict(deployment.memory)
-    parts = (model, deployment.hardware, deployment.precision, deployment.parallelism)
     sizes = ("weights_bytes", "activation_bytes", "cuda_graph_bytes", "overhead_bytes", "kv_bytes", "block_size")
     counts = ("num_gpu_blocks", "kv_bytes_per_token", "max_concurrency")
     return {
@@ -102,8 +101,8 @@ def _deployment(scenario: Any) -> dict[str, Any]:
         **{name: getattr(engine, name) for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs")},
         **{name: memory[name] for name in (*sizes, *counts)},
         "floor_tokens": FLOOR_TOKENS,
-        "floor_itl_ms": floor_itl(*parts, FLOOR_TOKENS) * 1e3,
-        "floor_ttft_ms": floor_ttft(*parts, FLOOR_TOKENS) * 1e3,
+        "floor_itl_ms": floor_itl(deployment.placement, FLOOR_TOKENS) * 1e3,
+        "floor_ttft_ms": floor_ttft(deployment.placement, FLOOR_TOKENS) * 1e3,
     }
 
 
@@ -249,8 +248,9 @@ def break_even(
             "negative_from_context": economics.crossing(over_context, "context"),
         }
     if description.early_exit is not None:
-        parts = (deployment.model, deployment.hardware, deployment.precision, deployment.parallelism, deployment.engine)
-        document["early_exit"] = economics.early_exit_over_batch(description.early_exit, parts, context)
+        document["early_exit"] = economics.early_exit_over_batch(
+            description.early_exit, deployment.placement, deployment.engine, context
+        )
     knobs = deployment.knobs()
     if knobs["tier_blocks"].any():
         rows = economics.loading_over_prompt(knobs, deployment.step_cost(), deployment.memory.block_bytes)

@@ -8,33 +8,23 @@ import numpy as np
 from infersim.config.early_exit import EarlyExit
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
-from infersim.config.hardware import Hardware
 from infersim.config.network import Network, Stage
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
 from infersim.engine.price import Depths, StepCost
 from infersim.models.architecture import Model
 
 from .drafting import attention_time
 from .efficiency import efficiency
+from .placement import Placement
 from .steptime import compile_step_cost
 
 
-def compile_depths(
-    early_exit: EarlyExit,
-    model: Model,
-    hardware: Hardware,
-    precision: Precision,
-    parallelism: Parallelism,
-    engine: ResolvedEngine,
-    context: int,
-) -> Depths:
+def compile_depths(early_exit: EarlyExit, placement: Placement, engine: ResolvedEngine, context: int) -> Depths:
     """Seconds of each segment and exit head by sequences, after `context` tokens. InputError if a layer does not exist.
 
     An exit's head is the model's own LM head with its norm. What a token owes for the layers it skipped: `copy` writes
     their keys and values, `recompute` computes them (the projections' FLOPs; their weights come with a later pass).
     """
-    exits = early_exit.exit_layers
+    model, exits = placement.model, early_exit.exit_layers
     if exits[-1] >= model.num_layers:
         raise InputError(
             f"early_exit.exit_layers: must be below the {model.num_layers} layers of {model.name} (got {exits[-1]})"
@@ -44,26 +34,27 @@ def compile_depths(
     segments, head = [], None
     for first, last in pairwise(cuts):
         part = replace(model, layers=model.layers[first:last], embedding_params=0 if first else model.embedding_params)
-        cost = compile_step_cost(part, hardware, precision, parallelism, quiet)
+        cost = compile_step_cost(replace(placement, model=part), quiet)
         head = cost.head.sum(axis=1)
         attention = np.array([attention_time(cost.attention, n, context) if n else 0.0 for n in range(batch + 1)])
         segments.append(cost.linear.sum(axis=1)[: batch + 1] + attention)
     segments[-1] = segments[-1] + head[: batch + 1]
-    backfill = [_backfill(early_exit, model, hardware, precision, parallelism.tensor, layer) for layer in exits]
+    backfill = [_backfill(early_exit, placement, layer) for layer in exits]
     shares = np.array(early_exit.token_shares)
     heads = np.tile(head[: batch + 1], (len(exits), 1))
     return Depths(np.array(segments), heads, np.array(backfill), shares, early_exit.per == "request")
 
 
-def _backfill(early_exit: EarlyExit, model: Model, hardware: Hardware, precision: Precision, tensor: int, layer: int):
+def _backfill(early_exit: EarlyExit, placement: Placement, layer: int) -> float:
     """Seconds per token that leaves after `layer` layers."""
+    model, hardware, dtype = placement.model, placement.hardware, placement.precision.activations
     skipped = model.layers[layer:]
-    keys = sum(each.attention.kv_elements_per_token for each in skipped) / tensor
-    write = keys * BYTES[precision.kv_cache] / hardware.memory_bandwidth
+    keys = sum(each.attention.kv_elements_per_token for each in skipped) / placement.parallelism.tensor
+    write = keys * placement.kv_bytes / hardware.memory_bandwidth
     if early_exit.missing_kv == "copy":
         return write
-    share = efficiency(hardware, "gemm", precision.activations).flops
-    return write + 2 * keys * model.hidden_size / (share * hardware.flops[precision.activations])
+    share = efficiency(hardware, "gemm", dtype).flops
+    return write + 2 * keys * model.hidden_size / (share * hardware.flops[dtype])
 
 
 def with_early_exit(cost: StepCost, early_exit: EarlyExit, model: Model, max_num_seqs: int) -> StepCost:

@@ -6,9 +6,7 @@ import numpy as np
 
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
-from infersim.config.hardware import Hardware
 from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
 from infersim.config.speculation import Speculation
 from infersim.engine.compiled.state import ATTENTION_PRICE
 from infersim.engine.price import DraftCost, StepCost
@@ -18,6 +16,7 @@ from infersim.models.catalog import load_model
 from .efficiency import launch
 from .memory import Memory, weight_bytes
 from .operator import Operator
+from .placement import Placement
 from .roofline import add_time, rate, zero_split
 from .steptime import compile_step_cost
 
@@ -67,22 +66,33 @@ def drafter(speculation: Speculation, target: Model) -> Model | None:
     return None
 
 
-def own_bytes(
-    speculation: Speculation, target: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism
-) -> tuple[float, float]:
+def drafter_placement(speculation: Speculation, target: Placement) -> Placement | None:
+    """The drafter on its devices: the target's, one of them, or one of its own. None for heads and look-ups."""
+    model, apart = drafter(speculation, target.model), speculation.drafter
+    if model is None:
+        return None
+    alone = speculation.draft_tensor_parallel_size or apart
+    return replace(
+        target,
+        model=model,
+        hardware=(apart and apart.hardware) or target.hardware,
+        parallelism=Parallelism() if alone else target.parallelism,
+    )
+
+
+def own_bytes(speculation: Speculation, target: Placement) -> tuple[float, float]:
     """Bytes of weights, and of KV per token, that the drafter adds on one GPU of the target."""
-    width, h, tensor = BYTES[precision.activations], target.hidden_size, parallelism.tensor
+    width, h = target.activation_bytes, target.model.hidden_size
     if speculation.method == "medusa":
         heads = _medusa_heads(speculation)
-        return heads * (h * h + h * target.vocab_size) * width / tensor, 0.0
-    model = drafter(speculation, target)
-    if model is None or speculation.method == "self" or speculation.drafter:
+        return heads * (h * h + h * target.model.vocab_size) * width / target.parallelism.tensor, 0.0
+    own = drafter_placement(speculation, target)
+    if own is None or speculation.method == "self" or speculation.drafter:
         return 0.0, 0.0
-    if speculation.draft_tensor_parallel_size:
-        parallelism, tensor = Parallelism(), 1
-    kv = model.kv_bytes_per_token(BYTES[precision.kv_cache]) / tensor
+    model, tensor = own.model, own.parallelism.tensor
+    kv = model.kv_bytes_per_token(own.kv_bytes) / tensor
     if speculation.method == "draft_model":
-        return weight_bytes(model, hardware, precision, parallelism), kv
+        return weight_bytes(own), kv
     shared = 0 if speculation.method == "eagle3" else model.lm_head_params
     return (model.num_params - model.embedding_params - shared) * width / tensor, kv
 
@@ -104,29 +114,18 @@ def with_drafter(memory: Memory, weights: float, kv_per_token: float) -> Memory:
     )
 
 
-def compile_draft_cost(
-    speculation: Speculation,
-    target: Model,
-    hardware: Hardware,
-    precision: Precision,
-    parallelism: Parallelism,
-    engine: ResolvedEngine,
-) -> DraftCost:
+def compile_draft_cost(speculation: Speculation, target: Placement, engine: ResolvedEngine) -> DraftCost:
     """The price of drafting beside every step of this deployment."""
     tokens, sequences = engine.max_num_batched_tokens + 1, engine.max_num_seqs + 1
     depth, none = speculation.depth, np.zeros(0, ATTENTION_PRICE)
     no_passes = np.zeros(speculation.num_speculative_tokens + 1, "i4")
-    model = drafter(speculation, target)
-    if model is None:
+    own = drafter_placement(speculation, target)
+    if own is None:
         if speculation.method == "medusa":
-            once = _medusa_time(speculation, target, hardware, precision, parallelism.tensor, sequences)
+            once = _medusa_time(speculation, target, sequences)
         else:
             once = LOOK_UP_SEQUENCE[speculation.method] * np.arange(sequences)
         return DraftCost(np.zeros(tokens), once, np.zeros(sequences), none, no_passes)
-    if speculation.draft_tensor_parallel_size or speculation.drafter:
-        parallelism = Parallelism()
-    if speculation.drafter:
-        hardware = speculation.drafter.hardware or hardware
     round_trip = 2 * speculation.drafter.latency if speculation.drafter else 0.0
     width = speculation.tree.width if speculation.tree else 1
     verified = verification_engine(engine, speculation.num_speculative_tokens).max_num_seqs
@@ -137,7 +136,7 @@ def compile_draft_cost(
         max_num_seqs=max(engine.max_num_seqs * width, verified),  # graphs are captured for the verified tokens too
         max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs * width),
     )
-    cost = compile_step_cost(model, hardware, precision, parallelism, wide)
+    cost = compile_step_cost(own, wide)
     linear, head = cost.linear.sum(axis=1), cost.head.sum(axis=1)
     many = width * np.arange(sequences)
     following = linear[many] + head[many]
@@ -160,13 +159,12 @@ def _medusa_heads(speculation: Speculation) -> int:
     return speculation.depth
 
 
-def _medusa_time(
-    speculation: Speculation, target: Model, hardware: Hardware, precision: Precision, tensor: int, sequences: int
-) -> np.ndarray:
+def _medusa_time(speculation: Speculation, target: Placement, sequences: int) -> np.ndarray:
     """f8[sequences]: a residual block of hidden_size squared and an LM head for each position, in one go."""
-    h, v, width = target.hidden_size, target.vocab_size // tensor, BYTES[precision.activations]
+    model, hardware, width = target.model, target.hardware, target.activation_bytes
+    h, v = model.hidden_size, model.vocab_size // target.parallelism.tensor
     operator = Operator(
-        "medusa_heads", "gemm", precision.activations, _medusa_heads(speculation), "sequences",
+        "medusa_heads", "gemm", target.precision.activations, _medusa_heads(speculation), "sequences",
         flops={"sequences": 2 * (h * h + h * v)},
         weights={"step": (h * h + h * v) * width},
         activations={"sequences": (3 * h + v) * width},

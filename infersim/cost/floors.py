@@ -6,13 +6,13 @@ T_step = max(bytes / bandwidth, FLOPs / peak). Only weights and KV count as byte
 from collections.abc import Callable, Iterable
 
 from infersim.config.hardware import Hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import FORMATS, Precision
+from infersim.config.precision import FORMATS
 from infersim.models.architecture import MLP, Attention, Layer, Model
 
 from .formats import weight_format
 from .operator import Operator, Sums, evaluate
 from .operators import forward_pass
+from .placement import Placement
 from .roofline import peak_flops
 from .sharding import check_modelled
 
@@ -66,29 +66,21 @@ def step_floor(operators: Iterable[Operator], hardware: Hardware, sums: SumsOf, 
     return max(step_bytes(operators, sums, weight_scale) / hardware.memory_bandwidth, compute)
 
 
-def floor_itl(
-    model: Model,
-    hardware: Hardware,
-    precision: Precision,
-    parallelism: Parallelism,
-    context: int,
-    weight_bits: float | None = None,
-) -> float:
+def floor_itl(placement: Placement, context: int, weight_bits: float | None = None) -> float:
     """Seconds per token of one sequence after `context` tokens.
 
     weight_bits: bits that a weight takes, scales not counted, instead of what the precision says.
     """
-    check_modelled(model, hardware, precision, parallelism)
-    scale = 1.0 if weight_bits is None else weight_bits / FORMATS[weight_format(model, precision)].bits
-    return step_floor(forward_pass(model, hardware, precision, parallelism), hardware, decode_sums(context), scale)
+    check_modelled(placement)
+    own_bits = FORMATS[weight_format(placement.model, placement.precision)].bits
+    scale = 1.0 if weight_bits is None else weight_bits / own_bits
+    return step_floor(forward_pass(placement), placement.hardware, decode_sums(context), scale)
 
 
-def floor_ttft(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, prompt_tokens: int
-) -> float:
+def floor_ttft(placement: Placement, prompt_tokens: int) -> float:
     """Seconds to the first token of a prompt alone on the device."""
-    check_modelled(model, hardware, precision, parallelism)
-    return step_floor(forward_pass(model, hardware, precision, parallelism), hardware, prefill_sums(prompt_tokens))
+    check_modelled(placement)
+    return step_floor(forward_pass(placement), placement.hardware, prefill_sums(prompt_tokens))
 
 
 def reference_70b() -> Model:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from infersim.config.hardware import Hardware
 from infersim.config.precision import BYTES, FORMATS, UNQUANTISED, Precision
 from infersim.models.architecture import Linear, Model, Quantization
+
+from .placement import Placement
 
 PARTS = {
     "attention": ("attn",),
@@ -68,10 +69,11 @@ def weight_format(model: Model, precision: Precision) -> str | None:
     return checkpoint_format(model.quantization) if model.quantization else precision.activations
 
 
-def kernels(model: Model, hardware: Hardware, precision: Precision) -> dict[str, Kernel]:
+def kernels(placement: Placement) -> dict[str, Kernel]:
     """Part of a model -> how its matrices are multiplied; "other" is what is never quantised (router, LM head)."""
-    plain = Kernel("cublas", precision.activations, precision.activations, BYTES[precision.activations])
-    chosen = _kernel(weight_format(model, precision), model, hardware, precision) or plain
+    model, precision = placement.model, placement.precision
+    plain = Kernel("cublas", precision.activations, precision.activations, placement.activation_bytes)
+    chosen = _kernel(weight_format(model, precision), placement) or plain
     left = model.quantization.modules_to_not_convert if model.quantization else ()
     quantised = {
         part: plain if any(word in module for module in left for word in words) else chosen
@@ -80,21 +82,23 @@ def kernels(model: Model, hardware: Hardware, precision: Precision) -> dict[str,
     return {**(dict.fromkeys(PARTS, chosen) if chosen.format in UNQUANTISED else quantised), "other": plain}
 
 
-def _kernel(name: str, model: Model, hardware: Hardware, precision: Precision) -> Kernel | None:
+def _kernel(name: str, placement: Placement) -> Kernel | None:
+    precision = placement.precision
     if name in UNQUANTISED:
         return Kernel("cublas", name, name, BYTES[name])
-    own = precision.weights == "auto" and model.quantization
+    own = precision.weights == "auto" and placement.model.quantization
     weight_bytes = FORMATS[name].bytes_per_weight(own.group_size if own and name == "int4" else 0)
     for rate, kernel, activation_bytes in CHOICES[name]:
         if not rate:
             return Kernel(kernel, name, precision.activations, weight_bytes, dequantised=True)
-        if rate in hardware.flops:
+        if rate in placement.hardware.flops:
             return Kernel(kernel, name, MIXED_RATE.get(name, rate), weight_bytes, activation_bytes)
     return None
 
 
-def problems(model: Model, hardware: Hardware, precision: Precision) -> list[str]:
+def problems(placement: Placement) -> list[str]:
     """What of these formats is not modelled, or not on this device; one line each."""
+    model, hardware, precision = placement.model, placement.hardware, placement.precision
     name = weight_format(model, precision)
     if name is None:
         q = model.quantization

@@ -4,24 +4,24 @@ from collections import Counter
 from dataclasses import replace
 
 from infersim.config.errors import InputError
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
-from infersim.models.architecture import Model, MoE
+from infersim.models.architecture import MoE
 
 from .memory import Memory
+from .placement import Placement
 from .sharding import pipeline_stages, rank_layer
 
 FUSED = {"qkv_proj": 3, "gate_up_proj": 2}
 """matrices that vLLM fused of so many, each of which has an A of its own (QKVParallelLinearWithLoRA)"""
 
 
-def adapter_bytes(model: Model, precision: Precision, parallelism: Parallelism, rank: int) -> float:
+def adapter_bytes(placement: Placement, rank: int) -> float:
     """Bytes of one adapter on one GPU, of the stage that has most of it.
 
     Each matrix has A [rank, inputs] and B [outputs, rank] in the model's own precision. Tensor parallelism cuts the B
     of a column-parallel matrix and the A of a row-parallel one; the other one is whole on every rank (vLLM without
     --fully-sharded-loras). InputError for layers whose adapters are not modelled.
     """
+    model, parallelism = placement.model, placement.parallelism
     if any(isinstance(layer.mlp, MoE) or layer.attention.kind in ("mla", "linear") for layer in model.layers):
         raise InputError(
             f"lora: adapters of experts, latent and linear attention are not modelled yet, which {model.name} has;"
@@ -29,7 +29,7 @@ def adapter_bytes(model: Model, precision: Precision, parallelism: Parallelism, 
         )
     stages = pipeline_stages(model.num_layers, parallelism.pipeline)
     return max(
-        rank * BYTES[precision.activations] * sum(
+        rank * placement.activation_bytes * sum(
             n * _widths(rank_layer(layer, parallelism), model.hidden_size)
             for layer, n in Counter(model.layers[first:last]).items()
         )

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
-from infersim.config.hardware import Hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
 from infersim.models.architecture import Attention, Layer, Model, MoE, counted
 
 from .collectives import joined
 from .formats import Kernel, kernels, matrix_bytes
 from .partition import Partition, partition
+from .placement import Placement
 from .sharding import check_modelled, pipeline_stages, problems, rank_layer
 from .steptime import capture_sizes
 
@@ -87,84 +85,73 @@ class Memory:
     """slots for LoRA adapters"""
 
 
-def memory_waterfall(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> Memory:
+def memory_waterfall(placement: Placement, engine: ResolvedEngine) -> Memory:
     """What each part of one GPU's memory holds. InputError if the model does not fit, with what would make it fit."""
-    check_modelled(model, hardware, precision, parallelism)
-    memory = _waterfall(model, hardware, precision, parallelism, engine)
-    if problem := _does_not_fit(model, hardware, engine, memory):
-        raise InputError(problem + _remedy(model, hardware, precision, parallelism, engine))
+    check_modelled(placement)
+    memory = _waterfall(placement, engine)
+    if problem := _does_not_fit(placement, engine, memory):
+        raise InputError(problem + _remedy(placement, engine))
     return memory
 
 
-def longest_sequence(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> int:
+def longest_sequence(placement: Placement, engine: ResolvedEngine) -> int:
     """The largest max_model_len, in tokens and up to engine.max_model_len, whose one sequence fits the KV cache.
 
     What vLLM's `--max-model-len auto` finds. InputError if none does.
     """
-    check_modelled(model, hardware, precision, parallelism)
-    longest = _longest(model, hardware, precision, parallelism, engine)
+    check_modelled(placement)
+    longest = _longest(placement, engine)
     if longest == 0:
-        memory_waterfall(model, hardware, precision, parallelism, replace(engine, max_model_len=1))
+        memory_waterfall(placement, replace(engine, max_model_len=1))
     return longest
 
 
-def _longest(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> int:
+def _longest(placement: Placement, engine: ResolvedEngine) -> int:
     """`longest_sequence`, or 0 if not even one token fits."""
-    memory = _waterfall(model, hardware, precision, parallelism, engine)  # the same for every max_model_len
+    memory = _waterfall(placement, engine)  # the same for every max_model_len
 
     def too_long(length: int) -> bool:
-        return bool(_does_not_fit(model, hardware, replace(engine, max_model_len=length), memory))
+        return bool(_does_not_fit(placement, replace(engine, max_model_len=length), memory))
 
     if not too_long(engine.max_model_len):
         return engine.max_model_len
     return bisect_left(range(1, engine.max_model_len), True, key=too_long)
 
 
-def _waterfall(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> Memory:
+def _waterfall(placement: Placement, engine: ResolvedEngine) -> Memory:
     """Of the pipeline stage that has the fewest blocks: vLLM gives all stages as many."""
     stages = [
-        _stage(model, hardware, precision, parallelism, engine, first, last)
-        for first, last in pipeline_stages(model.num_layers, parallelism.pipeline)
+        _stage(placement, engine, first, last)
+        for first, last in pipeline_stages(placement.model.num_layers, placement.parallelism.pipeline)
     ]
     return min(stages, key=lambda memory: (memory.num_gpu_blocks, -memory.weights_bytes))
 
 
-def _stage(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine,
-    first: int, last: int,
-) -> Memory:  # fmt: skip
+def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) -> Memory:
     """The waterfall of a GPU that holds layers first .. last - 1."""
-    tensor = parallelism.tensor
-    weights = weight_bytes(model, hardware, precision, parallelism, first, last)
+    hardware, parallelism, tensor = placement.hardware, placement.parallelism, placement.parallelism.tensor
+    weights = weight_bytes(placement, first, last)
     captures = engine.count_cuda_graph_memory and not engine.enforce_eager
     graphs = _num_graphs(engine) * CUDA_GRAPH if captures else 0.0
     overhead = NON_TORCH
     if tensor > 1 or parallelism.attention_data > 1:
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     usable = math.ceil(hardware.memory_usable * engine.gpu_memory_utilization)
-    as_vllm = Partition(usable, activation_terms(model, precision, parallelism, engine), graphs, overhead)
+    as_vllm = Partition(usable, activation_terms(placement, engine), graphs, overhead)
     parts = partition(hardware.memory_usable, weights, as_vllm, parallelism, engine)
     left = parts.usable - weights - parts.overhead - sum(parts.activations.values()) - parts.graphs
 
     layers: Counter[Attention] = Counter()
-    for layer, count in counted(model.layers[first:last]).items():
+    for layer, count in counted(placement.model.layers[first:last]).items():
         layers[rank_layer(layer, parallelism).attention] += count
-    width = BYTES[precision.kv_cache]
+    width = placement.kv_bytes
     kinds: Counter[int] = Counter()
     for attention, count in layers.items():
         kinds[_kept(attention)] += count
     layers_per_table = min(kinds.values())  # kv_cache_utils: one size for all, the smallest kind decides
     groups = tuple(KVGroup(window, -(-count // layers_per_table)) for window, count in kinds.items())
     bytes_of = {a: a.kv_elements_per_token * width / parallelism.context + a.index_bytes_per_token for a in layers}
-    state = max(attention.state_bytes(BYTES[precision.activations]) for attention in layers)
+    state = max(attention.state_bytes(placement.activation_bytes) for attention in layers)
     token_bytes = max(bytes_of.values())
     # a state takes one block of its layer: attention's blocks are made large enough (vLLM, HybridAttentionMambaModel)
     block_size = engine.block_size
@@ -185,7 +172,7 @@ def _stage(
         block_bytes=block_bytes,
         num_gpu_blocks=blocks,
         kv_bytes_per_token=sum(bytes_of[attention] * count for attention, count in layers.items()),
-        state_bytes=sum(a.state_bytes(BYTES[precision.activations]) * count for a, count in layers.items()),
+        state_bytes=sum(a.state_bytes(placement.activation_bytes) * count for a, count in layers.items()),
         kv_groups=groups,
         layers_per_table=layers_per_table,
         max_concurrency=blocks / _blocks_of_longest(groups, block_size, engine),
@@ -197,18 +184,16 @@ def _kept(attention: Attention) -> int:
     return 1 if attention.kind == "linear" else attention.window
 
 
-def weight_bytes(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, first: int = 0,
-    last: int | None = None,
-) -> float:  # fmt: skip
+def weight_bytes(placement: Placement, first: int = 0, last: int | None = None) -> float:
     """Bytes of the parameters of layers first .. last - 1 on one rank, with what stands before the first and behind
     the last, and of the rotary table beside them (vLLM's 14.99 GiB for Llama-3.1-8B).
 
     Embedding and LM head are cut by rows of the vocabulary, padded to a multiple of 64; everything that tensor
     parallelism does not cut is whole on every rank. Quantised matrices count with their scales, all else in 16 bits.
     """
-    tensor, last = parallelism.tensor, model.num_layers if last is None else last
-    chosen, plain = kernels(model, hardware, precision), BYTES[precision.activations]
+    model, parallelism, tensor = placement.model, placement.parallelism, placement.parallelism.tensor
+    last = model.num_layers if last is None else last
+    chosen, plain = kernels(placement), placement.activation_bytes
     width = model.embedding_size or model.hidden_size
     rows = math.ceil(model.vocab_size / math.lcm(VOCAB_PADDING, tensor)) * math.lcm(VOCAB_PADDING, tensor) // tensor
     positions = model.embedding_params - model.vocab_size * width
@@ -245,17 +230,15 @@ def _layer_bytes(layer: Layer, whole: Layer, model: Model, chosen: dict[str, Ker
     return size + sum(matrix_bytes(linear, chosen["shared"], plain) for linear in shared)
 
 
-def activation_terms(
-    model: Model, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> dict[str, float]:
+def activation_terms(placement: Placement, engine: ResolvedEngine) -> dict[str, float]:
     """Bytes alive at the peak of vLLM's profile run (gpu_model_runner.profile_run), by name.
 
     It runs the model on max_num_batched_tokens, then, with the hidden states still alive, the sampler on max_num_seqs
     sequences with top-k and top-p; the larger of the two peaks counts.
     """
-    width, tokens = BYTES[precision.activations], engine.max_num_batched_tokens
+    model, width, tokens = placement.model, placement.activation_bytes, engine.max_num_batched_tokens
     hidden = {"hidden states": tokens * model.hidden_size * width}
-    layers = [rank_layer(layer, parallelism) for layer in counted(model.layers)]
+    layers = [rank_layer(layer, placement.parallelism) for layer in counted(model.layers)]
     layer = max((_layer_terms(layer, model.hidden_size) for layer in layers), key=lambda terms: sum(terms.values()))
     forward = hidden | {name: tokens * elements * width for name, elements in layer.items()}
     logits = min(engine.max_num_seqs, tokens) * model.vocab_size
@@ -303,12 +286,13 @@ def _blocks_of_longest(groups: tuple[KVGroup, ...], block_size: int, engine: Res
     return 1 << (blocks - 1).bit_length() if engine.allocator == "buddy" else blocks
 
 
-def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memory: Memory) -> str:
+def _does_not_fit(placement: Placement, engine: ResolvedEngine, memory: Memory) -> str:
     """Why vLLM would refuse to start, with the numbers; empty if it would start."""
+    model, hardware = placement.model.name, placement.hardware.name
     fixed = memory.weights_bytes + memory.overhead_bytes + memory.activation_bytes + memory.cuda_graph_bytes
     if fixed > memory.usable_bytes:
         return (
-            f"model: {model.name} does not fit {hardware.name}: it needs {_gib(fixed)} per GPU (weights"
+            f"model: {model} does not fit {hardware}: it needs {_gib(fixed)} per GPU (weights"
             f" {_gib(memory.weights_bytes)}, activations {_gib(memory.activation_bytes)}, other"
             f" {_gib(memory.overhead_bytes + memory.cuda_graph_bytes)}) and there are {_gib(memory.usable_bytes)}"
             f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
@@ -323,30 +307,28 @@ def _does_not_fit(model: Model, hardware: Hardware, engine: ResolvedEngine, memo
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"
             f" {_gib(need * memory.block_bytes)} of KV cache per GPU and {_gib(memory.kv_bytes)} are left on"
-            f" {hardware.name}"
+            f" {hardware}"
         )
     return ""
 
 
-def _remedy(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> str:
+def _remedy(placement: Placement, engine: ResolvedEngine) -> str:
     """The mildest single change with which it fits, as the end of an error line."""
 
-    def fits(parallelism: Parallelism = parallelism, **knobs) -> bool:
+    def fits(placement: Placement = placement, **knobs) -> bool:
         changed = replace(engine, **knobs)
-        memory = _waterfall(model, hardware, precision, parallelism, changed)
-        return not _does_not_fit(model, hardware, changed, memory)
+        return not _does_not_fit(placement, changed, _waterfall(placement, changed))
 
-    if longest := _longest(model, hardware, precision, parallelism, engine):
+    if longest := _longest(placement, engine):
         return f"; must be at most {longest}"
     if engine.max_num_seqs > 64 and fits(max_num_seqs=64):
         return "; engine.max_num_seqs 64 would fit"
     if engine.gpu_memory_utilization < 0.95 and fits(gpu_memory_utilization=0.95):
         return "; engine.gpu_memory_utilization 0.95 would fit"
     for tensor in (2, 4, 8, 16, 32, 64):
-        wider = parallelism.model_copy(update={"tensor": tensor, "moe_tensor": tensor})
-        if tensor > parallelism.tensor and not problems(model, hardware, precision, wider) and fits(wider):
+        parallelism = placement.parallelism.model_copy(update={"tensor": tensor, "moe_tensor": tensor})
+        wider = replace(placement, parallelism=parallelism)
+        if tensor > placement.parallelism.tensor and not problems(wider) and fits(wider):
             return f"; parallelism.tensor {tensor} would fit"
     return "; it needs more or larger GPUs, or a smaller model"
 

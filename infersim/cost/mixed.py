@@ -11,11 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infersim.config.hardware import Hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
-from infersim.models.architecture import Model
-
+from .placement import Placement
 from .sharding import rank_layer
 
 
@@ -43,17 +39,16 @@ LIKE = {"ampere": "rtx-4090", "ampere-ga10x": "rtx-4090", "ada": "rtx-4090", "bl
 """generations whose attention is FlashAttention 2, and the device of theirs, or next to theirs, that was measured"""
 
 
-def add_mixed(
-    attention: np.ndarray, model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism
-) -> None:
+def add_mixed(attention: np.ndarray, placement: Placement) -> None:
     """Fill in what the rows of an ATTENTION_PRICE cost more in mixed steps; at most one reading for each head."""
-    one = rank_layer(model.layers[0], parallelism).attention
+    model, hardware = placement.model, placement.hardware
+    one = rank_layer(model.layers[0], placement.parallelism).attention
     device = hardware.name if hardware.name in READING else LIKE.get(hardware.generation)
     if device is None or one.kind in ("mla", "linear") or one.num_heads == one.num_kv_heads:
         return
     cost = READING[device]
     attention["mixed_kv"] = attention["decode_kv"] * (cost.least - 1.0)
-    bytes_per_key = one.kv_elements_per_token * BYTES[precision.kv_cache]
+    bytes_per_key = one.kv_elements_per_token * placement.kv_bytes
     attention["mixed_growth"] = attention["decode_kv"] * cost.growth * bytes_per_key
     attention["mixed_limit"] = attention["decode_kv"] * (one.num_heads / one.num_kv_heads - 1.0)
     for row in attention:

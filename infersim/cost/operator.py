@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
+from infersim.config.precision import Precision
 from infersim.models.architecture import Linear
 
 from .formats import UNPACKED_FOR, Kernel, matrix_bytes
 from .moe import Routing
+from .placement import Placement
 
 Sums = Mapping[str, float | np.ndarray]
 """What a step is reduced to, one number each (or arrays, for many steps): step is 1; tokens are new tokens, sequences
@@ -86,10 +87,20 @@ class Operator:
 class Pass:
     """What all operators of one pass share."""
 
-    hidden_size: int
-    precision: Precision
-    parallelism: Parallelism
+    placement: Placement
     kernels: dict[str, Kernel]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.placement.model.hidden_size
+
+    @property
+    def precision(self) -> Precision:
+        return self.placement.precision
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return self.placement.parallelism
 
     @property
     def dtype(self) -> str:
@@ -99,7 +110,7 @@ class Pass:
     @property
     def width(self) -> float:
         """Bytes of an activation."""
-        return BYTES[self.dtype]
+        return self.placement.activation_bytes
 
     def gemm(
         self, linear: Linear, part: str, count: int, per: str = "tokens", read: float = 1.0, fused: bool = False

@@ -5,9 +5,6 @@ written by a kernel of its own (reshape_and_cache), logits for the last position
 device only its choice of kernels for quantised matrices appears here, and how many of it share a node.
 """
 
-from infersim.config.hardware import Hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.models.architecture import MLP, Layer, Linear, Model, MoE, counted
 
 from .attention import attention_operators
@@ -15,15 +12,14 @@ from .collectives import node_size
 from .formats import UNPACKED_FOR, kernels, matrix_bytes
 from .moe import Routing
 from .operator import Operator, Pass
+from .placement import Placement
 from .sharding import rank_layer
 
 
-def forward_pass(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism | None = None
-) -> list[Operator]:
+def forward_pass(placement: Placement) -> list[Operator]:
     """The operators of one pass on one rank, in the order in which they run; of all pipeline stages together."""
-    parallelism = parallelism or Parallelism()
-    shape = Pass(model.hidden_size, precision, parallelism, kernels(model, hardware, precision))
+    model = placement.model
+    shape = Pass(placement, kernels(placement))
     h, width = model.hidden_size, shape.width
     tables = (model.embedding_params > 0) + (model.embedding_params > model.vocab_size * (model.embedding_size or h))
     operators = [
@@ -37,7 +33,7 @@ def forward_pass(
     operators += [shape.gemm(linear, "other", 1) for linear in projections]
     for layer, count in counted(model.layers).items():
         operators += _layer(layer, shape, count)
-    operators += _sends(shape, node_size(hardware))
+    operators += _sends(shape, node_size(placement.hardware))
     norm_params = model.other_params - sum(linear.num_params for linear in projections)
     operators.append(shape.norm("final_norm", norm_params, 1))
     return operators + _head(model, shape)

@@ -20,13 +20,12 @@ from dataclasses import replace
 from itertools import accumulate
 
 from infersim.config.errors import InputError
-from infersim.config.hardware import Hardware
 from infersim.config.parallelism import Parallelism
-from infersim.config.precision import Precision
 from infersim.models.architecture import Layer, Model, MoE, counted
 
 from . import formats
 from .collectives import node_size
+from .placement import Placement
 
 
 def rank_layer(layer: Layer, parallelism: Parallelism) -> Layer:
@@ -67,31 +66,32 @@ def pipeline_stages(num_layers: int, stages: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def check_modelled(model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism) -> None:
+def check_modelled(placement: Placement) -> None:
     """InputError for whatever of this deployment the cost model does not know."""
-    if found := problems(model, hardware, precision, parallelism):
+    if found := problems(placement):
         raise InputError(found)
 
 
-def problems(model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism) -> list[str]:
+def problems(placement: Placement) -> list[str]:
     """One line for each thing that the cost model would get wrong."""
-    found = []
+    model, precision, found = placement.model, placement.precision, []
     if model.encoder_layers and len(model.encoder_layers) != model.num_layers:
         found.append(
             f"model: {model.name}: an encoder of {len(model.encoder_layers)} layers before a decoder of"
             f" {model.num_layers} is not modelled yet; must have as many"
         )
-    found += formats.problems(model, hardware, precision)
-    if model.layers[0].attention.kind == "mla" and precision.kv_cache == "fp8" and parallelism.context > 1:
+    found += formats.problems(placement)
+    if model.layers[0].attention.kind == "mla" and precision.kv_cache == "fp8" and placement.parallelism.context > 1:
         found.append("parallelism.context: is not modelled with a latent cache in fp8; must be 1")
-    return found + _indivisible(model, hardware, parallelism)
+    return found + _indivisible(placement)
 
 
-def _indivisible(model: Model, hardware: Hardware, parallelism: Parallelism) -> list[str]:
-    tensor, found = parallelism.tensor, []
-    if tensor > node_size(hardware) and tensor % node_size(hardware):
+def _indivisible(placement: Placement) -> list[str]:
+    model, parallelism = placement.model, placement.parallelism
+    tensor, node, found = parallelism.tensor, node_size(placement.hardware), []
+    if tensor > node and tensor % node:
         found.append(
-            f"parallelism.tensor: a node holds {node_size(hardware)} of {hardware.name}; must be at most that, or a"
+            f"parallelism.tensor: a node holds {node} of {placement.hardware.name}; must be at most that, or a"
             f" multiple (got {tensor})"
         )
     layers = list(counted(model.layers))

@@ -6,12 +6,8 @@ import numpy as np
 
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
-from infersim.config.hardware import Hardware
-from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
 from infersim.engine.compiled.state import ATTENTION_PRICE, CORRECTION, HOST, LAUNCH, MAX_ATTENTION_KINDS, QUERY_TILE
 from infersim.engine.price import StepCost
-from infersim.models.architecture import Model
 
 from .correction import exp2
 from .efficiency import EXPERT_KERNELS, efficiency, launch
@@ -19,6 +15,7 @@ from .laws import attention_coordinates, smooth_max
 from .mixed import add_mixed
 from .operator import Operator
 from .operators import forward_pass
+from .placement import Placement
 from .roofline import PAIRS, Rate, add_time, attention_law, rate, zero_split
 from .sharding import check_modelled, pipeline_stages
 
@@ -50,14 +47,12 @@ def padded_tokens(engine: ResolvedEngine) -> tuple[np.ndarray, np.ndarray]:
     return np.where(captured, sizes[index], tokens), captured
 
 
-def compile_step_cost(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> StepCost:
+def compile_step_cost(placement: Placement, engine: ResolvedEngine) -> StepCost:
     """The price of every step of this deployment. InputError names what is not modelled.
 
     No step is dearer than one of more tokens, or of more keys, although some kernels were measured so: see `rising`.
     """
-    cost = sum_operators(model, hardware, precision, parallelism, engine)
+    cost = sum_operators(placement, engine)
     linear, head, shared = (
         None if table is None else np.ascontiguousarray(table * rising(table.sum(1))[:, None])
         for table in (cost.linear, cost.head, cost.shared)
@@ -124,18 +119,17 @@ def merged(operators: list[Operator]) -> list[Operator]:
     return list(found.values())
 
 
-def sum_operators(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism, engine: ResolvedEngine
-) -> StepCost:
+def sum_operators(placement: Placement, engine: ResolvedEngine) -> StepCost:
     """The price of every step, operator by operator."""
-    check_modelled(model, hardware, precision, parallelism)
+    model, hardware, parallelism = placement.model, placement.hardware, placement.parallelism
+    check_modelled(placement)
     tokens, captured = padded_tokens(engine)
     sequences = np.arange(engine.max_num_seqs + 1)
     linear, head = zero_split(len(tokens)), zero_split(len(sequences))
     shared = zero_split(len(tokens)) if parallelism.attention_data > 1 else None
     rows: dict[tuple[int, str], np.void] = {}
     times, kernels_in_all = launch(hardware), 0
-    for operator in merged(forward_pass(model, hardware, precision, parallelism)):
+    for operator in merged(forward_pass(placement)):
         if "fused" in operator.shape and not engine.fuse_norm_quant:
             operator = replace(operator, shape={key: x for key, x in operator.shape.items() if key != "fused"})
         speed = rate(hardware, operator)
@@ -146,7 +140,7 @@ def sum_operators(
         elif operator.per == "tokens":
             alone = slice(None)
             if operator.name == "norm" and parallelism.tensor > 1 and engine.fuse_allreduce_rms:
-                alone = tokens * model.hidden_size * BYTES[precision.activations] > FUSED_BYTES
+                alone = tokens * model.hidden_size * placement.activation_bytes > FUSED_BYTES
             own = linear[alone]
             add_time(own, operator, speed, {"step": 1.0, "tokens": tokens[alone]})
             linear[alone] = own
@@ -171,22 +165,21 @@ def sum_operators(
     if shared is not None:
         shared[0] = 0.0
     attention = np.array(list(rows.values()), ATTENTION_PRICE)
-    add_mixed(attention, model, hardware, precision, parallelism)
-    share = slowest_stage(model, parallelism, linear, head, engine)
+    add_mixed(attention, placement)
+    share = slowest_stage(placement, linear, head, engine)
     return StepCost(linear, head, attention, issue_share=share, shared=shared)
 
 
-def slowest_stage(
-    model: Model, parallelism: Parallelism, linear: np.ndarray, head: np.ndarray, engine: ResolvedEngine
-) -> float:
+def slowest_stage(placement: Placement, linear: np.ndarray, head: np.ndarray, engine: ResolvedEngine) -> float:
     """Share of a step's latency that the slowest pipeline stage takes, the LM head being on the last; taken at a full
     batch of decodes."""
-    if parallelism.pipeline == 1:
+    num_layers, stages = placement.model.num_layers, placement.parallelism.pipeline
+    if stages == 1:
         return 1.0
-    layers = np.array([last - first for first, last in pipeline_stages(model.num_layers, parallelism.pipeline)])
+    layers = np.array([last - first for first, last in pipeline_stages(num_layers, stages)])
     n = min(engine.max_num_seqs, engine.max_num_batched_tokens)
     of_layers, of_head = linear[n].sum(), head[n].sum()
-    time = of_layers * layers / model.num_layers
+    time = of_layers * layers / num_layers
     time[-1] += of_head
     return float(time.max() / (of_layers + of_head))
 
@@ -245,14 +238,12 @@ def _grid(operator: Operator, speed: Rate, phase: str) -> tuple[np.ndarray, np.n
     return np.array([first - unit, steps[0], low, steps[1]]), np.log(split.sum(-1) / plain.sum(-1))
 
 
-def provenance(
-    model: Model, hardware: Hardware, precision: Precision, parallelism: Parallelism
-) -> list[dict[str, str | float]]:
+def provenance(placement: Placement) -> list[dict[str, str | float]]:
     """Every efficiency behind the prices of this deployment: operator class, dtype, the numbers, and their source.
 
     The last row, "launch", is what a kernel outside a CUDA graph takes longer.
     """
-    operators = forward_pass(model, hardware, precision, parallelism)
+    operators, hardware = forward_pass(placement), placement.hardware
     used = dict.fromkeys((op.efficiency_class, op.dtype) for op in operators)
     times = launch(hardware)
     hidden = {"terms", "correction", "errors"}

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from infersim.config.early_exit import EarlyExit
+from infersim.config.engine import ResolvedEngine
 from infersim.config.hardware import Hardware
 from infersim.cost.depth import compile_depths
 from infersim.cost.drafting import attention_time, batch_time, draft_time
 from infersim.cost.early_exit import needed_share
+from infersim.cost.placement import Placement
 from infersim.cost.weight_only import KERNELS, crossover_rows
 from infersim.engine.compiled.state import ACTIVATIONS, COMPUTE, CPU, DISK, KV, WEIGHTS
 from infersim.engine.early_exit import POLICIES, decode, full_depth
@@ -116,9 +118,11 @@ def loading_over_prompt(knobs: np.void, cost: StepCost, block_bytes: float) -> l
     return rows
 
 
-def early_exit_over_batch(early_exit: EarlyExit, parts: tuple, context: int) -> dict[str, Any]:
+def early_exit_over_batch(
+    early_exit: EarlyExit, placement: Placement, engine: ResolvedEngine, context: int
+) -> dict[str, Any]:
     """Share of tokens that must leave at the first exit alone, and simulated gains by batch under the policy."""
-    depths = compile_depths(early_exit, *parts, context)
+    depths = compile_depths(early_exit, placement, engine, context)
     whole = depths.segments[:, 1].sum()
     needed = needed_share(depths.segments[0, 1] / whole, depths.heads[0, 1] / whole, depths.backfill[0] / whole)
     rows = []

@@ -9,6 +9,7 @@ import numpy as np
 from infersim.cost.depth import passed, with_early_exit
 from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.roofline import peak_flops
 from infersim.cost.steptime import compile_step_cost
 from infersim.engine.compiled.state import COMPLETED, DRAFT, HOST, QUERY_TILE, RESOURCES
@@ -37,13 +38,17 @@ class Work:
     @cached_property
     def operators(self) -> list[Operator]:
         """One pass on one rank."""
+        return forward_pass(self._placement)
+
+    @cached_property
+    def _placement(self) -> Placement:
         scenario = self.result.scenario
-        return forward_pass(self.model, scenario.hardware, scenario.precision, scenario.parallelism)
+        return Placement(self.model, scenario.hardware, scenario.precision, scenario.parallelism)
 
     @cached_property
     def _cost(self) -> StepCost:
         scenario, engine = self.result.scenario, self.result.engine
-        cost = compile_step_cost(self.model, scenario.hardware, scenario.precision, scenario.parallelism, engine)
+        cost = compile_step_cost(self._placement, engine)
         if scenario.early_exit is not None:
             cost = with_early_exit(cost, scenario.early_exit, self.model, engine.max_num_seqs)
         return cost

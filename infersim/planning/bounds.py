@@ -71,7 +71,7 @@ def bounds_of(scenario: Scenario, lengths: Lengths) -> Bounds:
     deployment = deployments_of(scenario)[0][0]
     if len(scenario.cluster.groups) > 1:
         return Bounds(deployment, {}, ANY_RATE)
-    operators = forward_pass(deployment.model, deployment.hardware, deployment.precision, deployment.parallelism)
+    operators = forward_pass(deployment.placement)
     latency = _latency(scenario, operators, deployment.hardware, lengths)
     return Bounds(deployment, latency, _rate(deployment, operators, lengths))
 

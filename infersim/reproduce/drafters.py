@@ -41,7 +41,6 @@ def overhead(
     """(plain step in s, verification over it, drafting over it)."""
     engine = Engine(max_num_seqs=max(64, batch), max_num_batched_tokens=8192, max_model_len=2048)
     d = deploy(model, load_hardware(gpu), Precision(), Parallelism(), engine)
-    parts = (d.model, d.hardware, d.precision, d.parallelism)
     speculation = Speculation(
         method=method,
         num_speculative_tokens=drafts,
@@ -49,8 +48,8 @@ def overhead(
         acceptance=Acceptance(rate=0.5),
     )
     plain = batch_time(d.step_cost(), batch, context)
-    verify = compile_step_cost(*parts, verification_engine(d.engine, drafts))
-    drafting = draft_time(compile_draft_cost(speculation, *parts, d.engine), batch, context, drafts)
+    verify = compile_step_cost(d.placement, verification_engine(d.engine, drafts))
+    drafting = draft_time(compile_draft_cost(speculation, d.placement, d.engine), batch, context, drafts)
     return plain, batch_time(verify, batch, context, drafts) / plain, drafting / plain
 
 

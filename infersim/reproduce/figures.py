@@ -171,7 +171,7 @@ def exit_gains(share: float, batch: int = 32, exit_layer: int = 28, model: str =
     engine = Engine(max_num_seqs=2 * batch, max_model_len=2048)
     d = deploy(model, load_hardware("a100-sxm-80gb"), Precision(), Parallelism(), engine)
     described = EarlyExit(exit_layers=[exit_layer], shares=[share])
-    depths = compile_depths(described, d.model, d.hardware, d.precision, d.parallelism, d.engine, 600)
+    depths = compile_depths(described, d.placement, d.engine, 600)
     plain = full_depth(depths, batch)
     return {policy: decode(depths, policy, batch, 4000).tokens_per_second / plain for policy in
             ("leave_alone", "wait_for_all", "rebatch")} | {

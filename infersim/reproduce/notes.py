@@ -7,10 +7,10 @@ every efficiency 1, no overheads.
 from dataclasses import replace
 
 from infersim.config.hardware import load_hardware
-from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.floors import decode_sums, floor_itl, reference_70b, step_bytes
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.models.architecture import Model
 
 from .claims import Claim
@@ -24,13 +24,12 @@ DRAFT_TOKENS, ACCEPTED = 4, 3
 
 def _step(model: Model, context: int = 0, weight_bits: float | None = None) -> float:
     """Seconds of one decode step at the H100's peak."""
-    return floor_itl(model, load_hardware("h100-sxm"), FP16, Parallelism(), context, weight_bits)
+    return floor_itl(Placement(model, load_hardware("h100-sxm"), FP16), context, weight_bits)
 
 
 def _weight_bytes(weight_bits: float = 16) -> float:
-    return step_bytes(
-        forward_pass(reference_70b(), load_hardware("h100-sxm"), FP16), decode_sums(0), weight_bits / 16
-    ) - _kv_bytes(1)
+    operators = forward_pass(Placement(reference_70b(), load_hardware("h100-sxm"), FP16))
+    return step_bytes(operators, decode_sums(0), weight_bits / 16) - _kv_bytes(1)
 
 
 def _kv_bytes(tokens: int) -> float:

@@ -15,6 +15,7 @@ from infersim.cost.early_exit import expected_cost, gain
 from infersim.cost.floors import decode_sums, floor_itl, prefill_sums, reference_70b, step_bytes, step_floor
 from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
+from infersim.cost.placement import Placement
 from infersim.cost.speculation import best_k, speedup, tokens_per_step
 from infersim.cost.weight_only import KERNELS as INT4_KERNELS
 from infersim.cost.weight_only import crossover_rows
@@ -40,7 +41,7 @@ FP16 = Precision(weights="fp16", kv_cache="fp16")
 
 def _work(model: str, device: str, sums) -> tuple[float, float]:
     """Bytes and FLOPs of a step."""
-    operators = forward_pass(load_model(model), load_hardware(device), FP16)
+    operators = forward_pass(Placement(load_model(model), load_hardware(device), FP16))
     flops = sum(op.count * evaluate(op.flops, sums(op.window)) for op in operators if op.flops)
     return step_bytes(operators, sums), flops
 
@@ -55,9 +56,8 @@ def _law() -> float:
             for sums in (decode_sums(0), decode_sums(8192), prefill_sums(64), prefill_sums(4096)):
                 moved, flops = _work(name, device, sums)
                 law = max(moved / hardware.memory_bandwidth, flops / hardware.flops["fp16"])
-                cases.append(
-                    abs(step_floor(forward_pass(load_model(name), hardware, FP16), hardware, sums) / law - 1) < 0.01
-                )
+                operators = forward_pass(Placement(load_model(name), hardware, FP16))
+                cases.append(abs(step_floor(operators, hardware, sums) / law - 1) < 0.01)
     alone = one_load(1, concurrency=1)
     cases.append(alone.num_steps == alone.requests[0]["num_output_tokens"])  # prefill makes the first token
     return share_holding(cases)
@@ -77,13 +77,15 @@ def _phases() -> float:
 def _taxonomy() -> float:
     """Bytes per token or steps per token, before and after: each technique lowers its own and not the other."""
     model, h100 = reference_70b(), load_hardware("h100-sxm")
-    step = floor_itl(model, h100, FP16, Parallelism(), 8192)
+    placed = Placement(model, h100, FP16)
+    step = floor_itl(placed, 8192)
+    over_8 = Placement(model, h100, FP16, Parallelism.validate({"tensor": 8}, "reproduce"))
     kv = model.kv_bytes_per_token(2)
     n, d, sram = 8192, 128, sram_elements(h100)
     fewer_bytes = {
-        "weight quantisation": floor_itl(model, h100, FP16, Parallelism(), 8192, weight_bits=4) / step,
+        "weight quantisation": floor_itl(placed, 8192, weight_bits=4) / step,
         "KV quantisation": BYTES["fp8"] / BYTES["fp16"],
-        "tensor parallel": floor_itl(model, h100, FP16, Parallelism.validate({"tensor": 8}, "reproduce"), 8192) / step,
+        "tensor parallel": floor_itl(over_8, 8192) / step,
         "MQA/GQA": model.layers[0].attention.num_kv_heads / model.layers[0].attention.num_heads,
         "FlashAttention": forward_elements("flash2", n, d, sram) / forward_elements("standard", n, d, sram),
         "PagedAttention": (-(-50 // 16) * 16 * kv) / (2000 * kv),

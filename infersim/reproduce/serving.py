@@ -9,6 +9,7 @@ from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.drafting import batch_time
 from infersim.cost.floors import floor_itl, reference_70b
+from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
 from infersim.cost.weight_only import KERNELS, gain
 from infersim.deployment import deploy
@@ -85,7 +86,7 @@ def prefill_time(model: str, gpu: str, tensor: int, tokens: int, chunk: int) -> 
     hardware, loaded = load_hardware(gpu), load_model(model)
     engine = resolve(Engine(max_num_batched_tokens=chunk, max_num_seqs=8, max_model_len=tokens), hardware, tokens)
     parallelism = Parallelism.validate({"tensor": tensor}, "reproduce")
-    cost = compile_step_cost(loaded, hardware, Precision(), parallelism, engine)
+    cost = compile_step_cost(Placement(loaded, hardware, parallelism=parallelism), engine)
     total = 0.0
     for start in range(0, tokens, chunk):
         n = min(chunk, tokens - start)
@@ -117,7 +118,7 @@ def _falcon() -> tuple[float, float]:
     hardware, loaded = load_hardware("a100-sxm-80gb"), load_model("Falcon-180B")
     engine = resolve(Engine(max_num_batched_tokens=64, max_num_seqs=32, max_model_len=8192), hardware, 8192)
     parallelism = Parallelism.validate({"tensor": 4}, "reproduce")
-    cost = compile_step_cost(loaded, hardware, Precision(), parallelism, engine)
+    cost = compile_step_cost(Placement(loaded, hardware, parallelism=parallelism), engine)
     prefill = prefill_time("Falcon-180B", "a100-sxm-80gb", 4, 4096, 4096)
     return prefill * 1e3, batch_time(cost, 32, 4096) * 1e3
 
@@ -125,9 +126,9 @@ def _falcon() -> tuple[float, float]:
 def _seed() -> tuple[float, ...]:
     """ms, tokens/s, GB, ms, ms, ms per token, tokens: the notes' 70B on an H100."""
     h100, model, fp16 = load_hardware("h100-sxm"), reference_70b(), Precision(weights="fp16", kv_cache="fp16")
-    step = floor_itl(model, h100, fp16, Parallelism(), 0)
-    at_8192 = floor_itl(model, h100, fp16, Parallelism(), 8192)
-    int4 = floor_itl(model, h100, fp16, Parallelism(), 0, weight_bits=4)
+    placed = Placement(model, h100, fp16)
+    step, at_8192 = floor_itl(placed, 0), floor_itl(placed, 8192)
+    int4 = floor_itl(placed, 0, weight_bits=4)
     draft = 4 * 4.2e-3  # the note's own draft time
     kv = 8192 * model.kv_bytes_per_token(2)
     return (
