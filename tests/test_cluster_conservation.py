@@ -287,7 +287,7 @@ def test_laws_and_floors_hold_cluster_wide(seed):
     result = run(build_scenario(data, "test"))[0]
     summarize([result])
     parts = [d.placement for d, _ in deployments_of(result.scenario)]
-    parts = [part for part in parts if part[0].name in (SMALL, LARGE)]
+    parts = [part for part in parts if part.model.name in (SMALL, LARGE)]
     r = result.requests[result.completed]
     ttft = {n: min(floor_ttft(part, int(n)) for part in parts) for n in set(r["prompt_tokens"].tolist())}
     assert (r["first_token"] - r["sent"] >= [ttft[n] for n in r["prompt_tokens"].tolist()]).all()
