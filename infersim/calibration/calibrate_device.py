@@ -124,6 +124,7 @@ def _reasons(measured: list[Measurement]) -> str:
 
 def describe(hardware: Hardware, measured: list[Measurement]) -> dict[str, Any]:
     """What the reports show of a calibration."""
+    assert hardware.calibration is not None
     sound = [one for one in measured if not one.rejected]
     steps = [
         {"name": one.case.name, "kind": one.case.name.split(".")[1], "measured": one.seconds,

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 from infersim.config.hardware import Hardware, load_hardware
 from infersim.cost.formats import UNPACKED_FOR
@@ -244,7 +245,8 @@ def _step(model: Model, kind: str, sequences: int, context: int, prompt: int) ->
 
 def amounts(case: Case) -> tuple[float, float]:
     """Bytes of memory traffic and FLOPs of a case, all its kernels."""
-    moved = flops = 0.0
+    moved: Any = 0.0
+    flops: Any = 0.0
     for op, sums in case.work:
         for amount in (op.weights, op.kv, op.activations):
             moved += op.count * sum(value * sums[name] for name, value in amount.items())
@@ -254,7 +256,8 @@ def amounts(case: Case) -> tuple[float, float]:
 
 def floor(case: Case, hardware: Hardware) -> float:
     """Seconds that the datasheet allows at best; 0 where it says nothing. Only weights, keys and FLOPs count."""
-    moved = flop_time = 0.0
+    moved: Any = 0.0
+    flop_time: Any = 0.0
     for op, sums in case.work:
         for amount in (op.weights, op.kv):
             moved += op.count * sum(value * sums[name] for name, value in amount.items())

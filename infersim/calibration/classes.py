@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +86,7 @@ def matrix_format(hardware: Hardware, dtype: str) -> tuple[float, float, str, fl
     return MATRICES["mxfp4 x mxfp8" if dtype == "mxfp4" and "fp4" in hardware.flops else dtype]
 
 
-def peak(hardware: Hardware, dtype: str) -> float:
+def peak(hardware: Hardware, dtype: Any) -> float:
     """FLOP/s in this dtype; a device without it computes in 16 bits."""
     return hardware.flops.get(dtype) or hardware.flops.get("bf16") or hardware.flops["fp16"]
 
@@ -107,6 +108,7 @@ def _gemm_seconds(shares: OperatorEfficiency, hardware: Hardware, rows: Rows) ->
 
 def _attention_amounts(rows: Rows) -> dict[str, np.ndarray]:
     heads, kv_heads, head_dim = (rows.columns[name] for name in ("heads", "kv_heads", "head_dim"))
+    key_bytes: Any
     if rows.operator_class.startswith("mla"):
         score, value = (576.0, 512.0) if rows.operator_class == "mla_decode" else (192.0, 128.0)
         shared = rows.operator_class == "mla_decode"

@@ -7,7 +7,7 @@ first token and is not read.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def csv_requests(text: str, where: str, run: str = "") -> Row:
     elif run:
         raise InputError(f"{where}#{run}: the file has no column config; must be {where}")
     else:
-        kept = range(len(table.lines))
+        kept = list(range(len(table.lines)))
     if not kept:
         raise InputError(f"{where}: only a header; must have a row per request")
     missing: list[str] = []
@@ -106,7 +106,7 @@ def csv_requests(text: str, where: str, run: str = "") -> Row:
     if missing:
         raise InputError(f"{where}: has no column {'; nor '.join(dict.fromkeys(missing))} (columns:"
                          f" {', '.join(name[:30] for name in list(columns)[:12])})")  # fmt: skip
-    if "status" in columns:
+    if "status" in columns and output is not None:
         output = np.where([columns["status"][i] == "completed" for i in kept], output, 0)
     by_name = {"arrival": arrived, "prompt_tokens": prompt, "output_tokens": output, "ttft": ttft, "e2el": e2el}
     return {"summary": {}, "columns": by_name}
@@ -154,8 +154,9 @@ def aiperf_requests(documents: list[dict], where: str) -> Row:
         columns["arrival"].append(_float(metadata.get("request_start_ns")) * 1e-9)
         for name, tag in tags.items():
             block = metrics.get(tag)
-            value = _float(block.get("value")) if isinstance(block, dict) and not one.get("error") else math.nan
-            is_time = name in ("ttft", "e2el") and isinstance(block, dict)
+            block = block if isinstance(block, dict) else {}
+            value = _float(block.get("value")) if not one.get("error") else math.nan
+            is_time = name in ("ttft", "e2el") and block
             columns[name].append(value * (_time_unit(block.get("unit", "ms"), where, tag) if is_time else 1))
     return {"summary": {}, "columns": columns}
 
@@ -172,11 +173,14 @@ def guidellm_results(document: dict, where: str) -> list[Row]:
 
 
 def _guidellm_run(run: dict) -> Row:
-    metrics, summary = run.get("metrics"), {}
-    for metric, (tag, to_ms) in GUIDELLM.items() if isinstance(metrics, dict) else ():
+    found = run.get("metrics")
+    metrics: dict = found if isinstance(found, dict) else {}
+    summary: dict[str, float] = {}
+    for metric, (tag, to_ms) in GUIDELLM.items():
         block = metrics.get(tag)
         block = block.get("successful", block) if isinstance(block, dict) else {}
-        percentiles = block.get("percentiles") if isinstance(block.get("percentiles"), dict) else {}
+        given = block.get("percentiles")
+        percentiles: dict = given if isinstance(given, dict) else {}
         values = {"mean": block.get("mean"), "median": block.get("median", percentiles.get("p50"))}
         values |= {key: percentiles.get(key) for key in ("p90", "p95", "p99")}
         summary |= {f"{key}_{metric}_ms": value * to_ms for key, value in values.items() if _is_number(value)}
@@ -202,7 +206,7 @@ def _time_unit(unit: Any, where: str, tag: str) -> float:
     return TIME_UNITS[unit]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -76,14 +76,14 @@ def fit_grid(
         index = np.concatenate([index * axis[2] + below, index * axis[2] + above], axis=1)
         share = np.concatenate([share * (1.0 - above_share), share * above_share], axis=1)
     penalty = np.eye(knots.size) * SHRINKAGE * smoothness
-    for axis in range(len(shape)):
-        rows = np.moveaxis(knots, axis, 0)
+    for which in range(len(shape)):
+        rows = np.moveaxis(knots, which, 0)
         low, high = rows[:-1].ravel(), rows[1:].ravel()
         np.add.at(penalty, (low, low), smoothness)
         np.add.at(penalty, (high, high), smoothness)
         np.add.at(penalty, (low, high), -smoothness)
         np.add.at(penalty, (high, low), -smoothness)
-    grid = np.zeros(knots.size)
+    grid: np.ndarray = np.zeros(knots.size)
     for _ in range(8):
         weight = 1.0 / np.maximum(np.abs(residual - (share * grid[index]).sum(1)), MEDIAN_WIDTH)
         weight /= weight.mean()

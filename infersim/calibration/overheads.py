@@ -99,8 +99,8 @@ def fit_overheads(
         errors = [_errors(p, m, rows) for p, m, rows in zip(predicted, runs, fitted, strict=True)]
         return np.concatenate([found.get(metric, []) for metric in ("ttft", "tpot") for found in errors])
 
-    errors = [_errors(p, m, rows) for p, m, rows in zip(start, runs, fitted, strict=True)]
-    is_tpot = np.repeat([0, 1], [sum(len(found.get(metric, [])) for found in errors) for metric in ("ttft", "tpot")])
+    found = [_errors(p, m, rows) for p, m, rows in zip(start, runs, fitted, strict=True)]
+    is_tpot = np.repeat([0, 1], [sum(len(one.get(metric, [])) for one in found) for metric in ("ttft", "tpot")])
     probes = np.array([OVERHEADS[kind].probe for kind in kinds])
     values, errors, slopes, weights = _least_squares(residuals, probes, is_tpot)
     uncertainty = _uncertainty(weights * errors, weights[:, None] * slopes)

@@ -39,7 +39,8 @@ def datasheet(info: dict[str, Any]) -> Hardware | None:
 def measured_peaks(measurements: list[Measurement], info: dict[str, Any]) -> Hardware:
     """A profile whose peaks are the fastest that was measured: efficiencies are shares of them."""
     sound = [one for one in measurements if not one.rejected]
-    bandwidth, flops = 0.0, {}
+    bandwidth = 0.0
+    flops: dict[Any, float] = {}
     for one in sound:
         if one.case.kind == "copy" and info.get("copy_bytes"):
             bandwidth = max(bandwidth, info["copy_bytes"] / one.seconds)

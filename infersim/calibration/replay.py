@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +28,11 @@ class Predicted:
     def metrics(self, rows: slice = slice(None)) -> dict[str, float]:
         """vLLM's statistics in ms of these rows."""
         found = statistics({"ttft": self.ttft[rows], "tpot": self.tpot[rows], "e2el": self.e2el[rows]})
-        if self.result.itl_gaps is not None:
+        itl_gaps, starts = self.result.itl_gaps, self.result.itl_offsets
+        if itl_gaps is not None and starts is not None:
             n = np.maximum(self.result.requests["num_output_tokens"].astype("i8") - 1, 0)
-            starts = self.result.itl_offsets
             chosen = range(len(n))[rows]
-            gaps = [self.result.itl_gaps[starts[i] : starts[i] + n[i]].astype("f8") for i in chosen]
+            gaps = [itl_gaps[starts[i] : starts[i] + n[i]].astype("f8") for i in chosen]
             found |= statistics({"itl": np.concatenate([np.zeros(0), *gaps])})
         whole = measure(self.result)
         return found | {name: value for name, value in whole.items() if "throughput" in name and value is not None}
@@ -44,6 +45,7 @@ def predict(scenario: Scenario, measured: Measured, save_detailed: bool = False)
     """
     workload = scenario.workload
     limit = measured.max_concurrency
+    update: dict[str, Any]
     if measured.requests is not None:
         update = {"max_tokens": "output_length", "max_concurrency": limit}
         scenario = scenario.model_copy(update={"workload": workload.model_copy(update=update)})

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ class Measured:
     summary: dict[str, float]
     """what the client itself reports, under vLLM's names: {mean,median,p90,p95,p99}_{ttft,tpot,itl,e2el}_ms, rates"""
     requests: Requests | None = None
-    ttft: np.ndarray | None = None
+    ttft: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """f8[n], s"""
-    e2el: np.ndarray | None = None
+    e2el: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """f8[n], s, from sending to the last token"""
     gaps: tuple[np.ndarray, ...] | None = None
     """each request's gaps between tokens, s, where the client kept them"""
@@ -49,7 +49,7 @@ class Measured:
     @property
     def tpot(self) -> np.ndarray:
         """f8[n], s per token after the first; NaN for requests of one token."""
-        outputs = self.requests.output_tokens
+        outputs = self.requests.output_tokens if self.requests is not None else np.zeros(0)
         return (self.e2el - self.ttft) / np.where(outputs > 1, outputs - 1, np.nan)
 
     def metrics(self, rows: slice = slice(None)) -> dict[str, float]:
@@ -79,7 +79,8 @@ def read_results(names: list[str]) -> list[Measured]:
 
     FILE.csv#NAME is the run NAME of a CSV whose column `config` tells several apart.
     """
-    found, problems = [], []
+    found: list[Measured] = []
+    problems: list[str] = []
     for name in names:
         try:
             found += _read(name)

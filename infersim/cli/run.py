@@ -59,7 +59,7 @@ def run(
     with uninterrupted():
         document = summarize(results)
         files = write_result(out, document, results, save_detailed) if out is not None else []
-        if export is not None:
+        if export is not None and out is not None:
             bench = vllm_bench(results[0], save_detailed)
             files += write_export(export, out, document["engine"], description, bench)
         if chrome_trace is not None:

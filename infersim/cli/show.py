@@ -113,7 +113,7 @@ def models(as_json: Json = False) -> None:
     from infersim.models.catalog import load_model, names
 
     found = [load_model(name) for name in names()]
-    rows = [{"name": m.name, "family": m.family, "parameters": m.num_params} for m in found]
+    rows: list[dict[str, Any]] = [{"name": m.name, "family": m.family, "parameters": m.num_params} for m in found]
     if as_json:
         _print_json(rows)
     else:
@@ -236,6 +236,7 @@ def break_even(
     }
     if deployment.speculation is not None:
         cost, draft = deployment.step_cost(), deployment.draft_cost()
+        assert draft is not None
         tokens = acceptance_table(deployment.speculation).tokens_by_drafts(len(draft.passes) - 1)
         seqs = deployment.engine.max_num_seqs
         rows = economics.speculation_over_batch(cost, draft, tokens, context, seqs)

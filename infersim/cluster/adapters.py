@@ -47,13 +47,13 @@ class Slots:
         self.waiting: list[dict[str, list[int]]] = [{} for _ in sites]
         """of each replica: rows that wait for an adapter, the adapter waited for longest first"""
         self.links = [Link(clock, site.host_bandwidth) for site in sites]
-        self.visits: dict[int, tuple[int, str, float, Callable[[], None]]] = {}
+        self.visits: dict[int, tuple[int, str, float, Callable[[], object]]] = {}
         """replica and adapter of each row that is there, when it came, and what is done when the adapter is there"""
         self.loads = 0
         self.waits: dict[int, float] = {}
         """s that each row waited"""
 
-    def deliver(self, row: int, adapter: str, replica: int, then: Callable[[], None]) -> None:
+    def deliver(self, row: int, adapter: str, replica: int, then: Callable[[], object]) -> None:
         """A row that needs an adapter comes to a replica now; `then` is done when the replica has it."""
         self.fleet.requests["replica"][row] = replica  # so that it can be aborted while it waits
         self.waiting[replica].setdefault(adapter, []).append(row)

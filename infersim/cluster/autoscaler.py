@@ -1,6 +1,7 @@
 """Starts and stops replicas so that a figure of each stays near its target."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class Autoscaler:
             pool.become(pool.members[r], STARTING, clock.now)
             self.starts += 1
             there += 1
-            clock.call_at(clock.now + self.seconds, lambda r=r, n=self.starts: self._started(r, n))
+            clock.call_at(clock.now + self.seconds, partial(self._started, r, self.starts))
             self.start_of[r] = self.starts
         self.most = max(self.most, there)
         for r in self._first(STARTING, there - wanted):  # who serves nobody yet goes first (Kubernetes)

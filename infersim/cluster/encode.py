@@ -4,7 +4,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..config.cluster import Cluster
+from ..config.cluster import EncodePool
 from ..engine.compiled.state import COMPLETED
 from ..engine.fleet import Fleet
 from .clock import Clock
@@ -31,12 +31,14 @@ class Door(Protocol):
 class Encode:
     """What comes before the front door for requests with images. A row of the fleet is one image.
 
-    images: i4[n], of each request; width: f8[n], bytes of an embedding that its model takes for a token.
+    latency: s, of the link; images: i4[n], of each request; width: f8[n], bytes of an embedding that its model takes
+    for a token.
     """
 
     def __init__(
         self,
-        spec: Cluster,
+        spec: EncodePool,
+        latency: float,
         fleet: Fleet,
         clock: Clock,
         link: Link,
@@ -62,9 +64,9 @@ class Encode:
         self.began = np.full(n, np.nan)
         self.arrived = np.full(n, np.nan)
         """f8[n]: when the embeddings of each had come over the link"""
-        self.sizes = np.array(self.images) * (patches // spec.encode.encoder.patches_per_token) * width
+        self.sizes = np.array(self.images) * (patches // spec.encoder.patches_per_token) * width
         """f8[n]: bytes of each request's embeddings"""
-        self.latency = spec.transfer.latency
+        self.latency = latency
         self.bytes = 0.0
         self.encoded = 0
 

@@ -23,20 +23,21 @@ class Failures:
         """Start a process for each failure, and for each replica of one that strikes by chance."""
         for number, failure in enumerate(failures):
             if failure.at is not None:
-                self.front.clock.process(self._stated(failure, failure.replica or 0))
+                self.front.clock.process(self._stated(failure, failure.at, failure.replica or 0))
                 continue
+            assert failure.mean_time_between is not None
             one = failure.kind == "partition" or failure.replica is not None
             for replica in [failure.replica or 0] if one else range(len(self.front.sites)):
-                self.front.clock.process(self._by_chance(failure, number, replica))
+                self.front.clock.process(self._by_chance(failure, failure.mean_time_between, number, replica))
 
-    def _stated(self, failure: Failure, replica: int):
-        yield self.front.clock.at(failure.at)
+    def _stated(self, failure: Failure, at: float, replica: int):
+        yield self.front.clock.at(at)
         yield from self._break_down(failure, replica, failure.duration)
 
-    def _by_chance(self, failure: Failure, number: int, replica: int):
+    def _by_chance(self, failure: Failure, mean_gap: float, number: int, replica: int):
         random, clock = generator(self.front.seed, "failures", number, replica), self.front.clock
         while self.front.left:
-            yield clock.watch(clock.now + random.exponential(failure.mean_time_between))
+            yield clock.watch(clock.now + random.exponential(mean_gap))
             duration = failure.duration and random.exponential(failure.duration)
             yield from self._break_down(failure, replica, duration)
             if duration is None:

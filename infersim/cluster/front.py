@@ -1,13 +1,14 @@
 """The front door of a cluster: requests arrive, a router sends each to a replica, clients learn what became of it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 
-from ..config.cluster import Cluster
+from ..config.cluster import Cluster, EncodePool
 from ..config.cluster import Router as RouterSpec
 from ..engine.compiled.state import (
     COMPLETED,
@@ -85,7 +86,7 @@ class Front:
 
         self.delay = [] if requests.delay is None else requests.delay.tolist()
         self.followers: dict[int, list[int]] = {}
-        self.first = range(n)
+        self.first: Sequence[int] = range(n)
         """the requests that wait for no other"""
         if requests.after is not None:
             self.first = np.flatnonzero(requests.after < 0).tolist()
@@ -98,12 +99,12 @@ class Front:
         """requests that wait for a place under max_concurrency"""
         self.order = 0
         self.tree: PrefixTree | None = None
-        self.adapters = adapters
+        self.adapters = adapters or []
         """the LoRA adapter of each request, if there are any"""
         self.slots = Slots(self.clock, fleet, sites) if adapters is not None else None
         self.home: dict[int, Pool] = {}
         """the pool of each replica"""
-        by_model: dict[str, list[int]] = {}
+        by_model: dict[str | None, list[int]] = {}
         for name, numbers in zip(spec.group_names, spec.ranges, strict=True):
             if name not in ("prefill", "encode"):
                 by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
@@ -118,7 +119,7 @@ class Front:
         self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
         """i1[n]: why a request cannot be served at all, or 0"""
         self.link = Link(self.clock, spec.transfer.bandwidth) if spec.transfer else None
-        self.encode = self._make_encode() if spec.encode else None
+        self.encode = self._make_encode(spec.encode, self.link) if spec.encode and self.link else None
         self.watched = bool(
             self.followers or clients.max_concurrency or clients.timeout or spec.interacts or adapters is not None
         )
@@ -151,12 +152,13 @@ class Front:
         self.home |= dict.fromkeys(members, pool)
         return pool
 
-    def _make_encode(self) -> Encode:
+    def _make_encode(self, spec: EncodePool, link: Link) -> Encode:
         """The replicas that encode images, before the pools that answer."""
-        spec = self.spec
-        pool = self.make_pool(spec.encode.router, list(spec.ranges[-1]), 0)
+        pool = self.make_pool(spec.router, list(self.spec.ranges[-1]), 0)
+        latency = self.spec.transfer.latency if self.spec.transfer else 0.0
+        images = np.zeros(len(self.requests), "i4") if self.requests.images is None else self.requests.images
         width = np.array([self.sites[answering.members[0]].embedding_bytes for answering in self.pools])
-        return Encode(spec, self.fleet, self.clock, self.link, pool, self.requests.images, width[self.which], self)
+        return Encode(spec, latency, self.fleet, self.clock, link, pool, images, width[self.which], self)
 
     def pool_of_request(self, i: int) -> Pool:
         """The replicas that may answer request i."""
@@ -237,7 +239,7 @@ class Front:
         self.admit(pool, time)
         admission = self.spec.admission
         if admission and admission.max_queue is not None and len(pool.queue) > admission.max_queue:
-            self._refuse(pool, time)
+            self._refuse(pool, admission.max_queue, time)
 
     def is_current(self, i: int, token: int) -> bool:
         """Whether the attempt that had this token still goes on."""
@@ -272,7 +274,7 @@ class Front:
         self.open -= 1
         for follower in self.followers.get(i, ()):
             at = time + self.delay[follower]
-            self.clock.call_at(at, lambda i=follower, at=at: self._arrive(i, at))
+            self.clock.call_at(at, partial(self._arrive, follower, at))
         if self.unsent:
             self.clock.call_at(time, lambda: self._open(time))
 
@@ -300,16 +302,16 @@ class Front:
 
     def deliver(self, i: int, row: int, replica: int, time: float) -> None:
         """A replica gets a row of request i, as soon as it has the adapter that it needs."""
-        if self.slots is not None and self.adapters[i]:
-            self.slots.deliver(row, self.adapters[i], replica, lambda: self.fleet.send(row, replica, self.clock.now))
+        if self.slots is not None and (adapter := self.adapters[i]):
+            self.slots.deliver(row, adapter, replica, lambda: self.fleet.send(row, replica, self.clock.now))
         else:
             self.fleet.send(row, replica, time)
 
-    def _refuse(self, pool: Pool, time: float) -> None:
-        """The queue is full: the least urgent request in it is refused, of equals the last."""
+    def _refuse(self, pool: Pool, max_queue: int, time: float) -> None:
+        """If the queue is too long, the least urgent request in it is refused, of equals the last."""
         alive = [entry for entry in pool.queue if self.is_current(entry[2], entry[3])]
         pool.queue[:] = sorted(alive)  # a sorted list is a heap
-        if len(alive) > self.spec.admission.max_queue:
+        if len(alive) > max_queue:
             _, _, i, _ = pool.queue.pop()
             self.token[i] += 1
             self.refused.add(i)
@@ -332,8 +334,8 @@ class Front:
 
     def fail_replica(self, replica: int, time: float) -> None:
         """A replica dies: what it was doing is lost, and tried again by clients that do."""
-        lost = {self.owner.get(row, row) for row in self.fleet.fail(replica, time)}
-        lost = [i for i in sorted(lost) if not self.outcome[i]]
+        rows = self.fleet.fail(replica, time)
+        lost = sorted(i for i in {self.owner.get(row, row) for row in rows} if not self.outcome[i])
         for i in lost:
             self.token[i] += 1  # nobody waits for them any more
         for i in lost:
@@ -343,7 +345,8 @@ class Front:
 
     def cut(self, is_cut: bool, for_ever: bool) -> None:
         """The link between the pools breaks, or is whole again."""
-        self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
+        if self.link and self.spec.transfer:
+            self.link.set_bandwidth(0.0 if is_cut else self.spec.transfer.bandwidth)
 
     def _finished(self, _: float, row: int, kind: int) -> None:
         i = self.owner.get(row, row)
@@ -412,7 +415,7 @@ class Front:
 
     def route(self, end: float) -> dict[str, Any]:
         """How requests found their replicas, JSON-ready."""
-        figures = {"policy": self.pools[0].router.spec.policy}
+        figures: dict[str, Any] = {"policy": self.pools[0].router.spec.policy}
         if self.link:
             figures["link_busy_share"] = self.link.busy / end if end > 0 else None
         figures |= self.encode.figures() if self.encode else {}

@@ -16,12 +16,15 @@ from ..engine.fleet import Fleet
 from ..workload.requests import Requests
 from .clients import Clients, columns_beside
 from .front import Front
+from .link import Link
 from .pool import Pool
 from .site import Site
 
 
 class HandOver(Front):
     """A front door to a prefill pool and a decode pool, which answers."""
+
+    link: Link
 
     def __init__(
         self,
@@ -34,6 +37,8 @@ class HandOver(Front):
         adapters: list[str] | None = None,
     ):
         super().__init__(spec, fleet, sites, requests, clients, seed, adapters)
+        assert spec.prefill is not None and spec.transfer is not None
+        self.transfer = spec.transfer
         n = len(requests)
         self.pool: Pool = self.pools[0]
         self.prefill: Pool = self.make_pool(spec.prefill.router, list(spec.ranges[1]), 0)
@@ -60,8 +65,8 @@ class HandOver(Front):
     def _is_worth_it(self, i: int, allowed: np.ndarray | None) -> bool:
         """The decider: by what the decode replica that the router would choose now would have to compute (llm-d,
         Dynamo's conditional disaggregation)."""
-        least = self.spec.transfer.hand_over
-        if least in ("always", "never"):
+        least = self.transfer.hand_over
+        if isinstance(least, str):
             return least == "always"
         prompt, router = int(self.requests.prompt_tokens[i]), self.pool.router
         return prompt >= least and prompt - router.cached(i, router.wish(i, allowed)) >= least
@@ -91,7 +96,7 @@ class HandOver(Front):
         return False
 
     def _hand_over(self, i: int, token: int, row: int):
-        clock, transfer, answer = self.clock, self.spec.transfer, self.row[i]
+        clock, transfer, answer = self.clock, self.transfer, self.row[i]
         allowed = self.pool.allowed()
         if allowed is not None and not allowed.any():
             allowed = self.pool.ready()  # what was let in is let through
@@ -100,9 +105,11 @@ class HandOver(Front):
             return
         self.on_their_way.add(i)
         replica = self.pool.choose(i, allowed)
-        if self.slots is not None and self.adapters[i]:  # before memory, so that nobody waits for it in a circle
+        if self.slots is not None and (
+            adapter := self.adapters[i]
+        ):  # before memory, so that nobody waits for it in a circle
             ready = clock.event()
-            self.slots.deliver(answer, self.adapters[i], replica, ready.succeed)
+            self.slots.deliver(answer, adapter, replica, ready.succeed)
             yield ready
             if not self.is_current(i, token):
                 return
@@ -131,7 +138,7 @@ class HandOver(Front):
         filled = -(-tokens // block_size) * int(self.fleet.schedulers["num_tables"][replica * ranks])
         size = min(blocks, filled) * self.sites[replica].block_bytes  # a piece for all that may come is mostly empty
         self.bytes += size
-        if self.spec.transfer.overlap == "none":
+        if self.transfer.overlap == "none":
             return size
         meanwhile = self.computed[i] - float(self.fleet.requests["scheduled"][row])
         return max(size / self.sites[replica].num_layers, size - self.link.bandwidth * meanwhile)
@@ -197,7 +204,7 @@ class HandOver(Front):
             return float(values.mean()) * 1e3 if len(values) else None
 
         return super().route(end) | {
-            "prefill_policy": self.spec.prefill.router.policy,
+            "prefill_policy": self.prefill.router.spec.policy,
             "handed_over": int((~np.isnan(self.received)).sum()),
             "transfer_bytes": self.bytes,
             "mean_wait_for_room_ms": mean(self.reserved - self.computed),

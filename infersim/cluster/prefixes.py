@@ -17,12 +17,11 @@ class PrefixTree:
         self.tokens: list[int] = []
         self.paths: list[list[int]] = [[] for _ in range(len(requests))]
         self.own: dict[int, int] = {}
-        if requests.segment_offsets is None:
+        if requests.segments is None:
             return
         nodes: dict[tuple[int, int, int], int] = {}
         named = {name: i for i, name in enumerate(own_text(requests.request_id).tolist())}
-        ids, lengths = requests.segment_ids.tolist(), requests.segment_lengths.tolist()
-        offsets = requests.segment_offsets.tolist()
+        offsets, ids, lengths = (column.tolist() for column in requests.segments)
         for i, path in enumerate(self.paths):
             parent, length = -1, 0
             for k in range(offsets[i], offsets[i + 1]):

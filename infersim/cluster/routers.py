@@ -31,12 +31,12 @@ class Router:
         prompt_tokens: list[int],
         block_size: np.ndarray,
         match: Callable[[int], np.ndarray],
-        adapters: list[str] | None,
+        adapters: list[str],
     ):
         self.spec = spec
         self.signals = signals
         self.weights = weights
-        self.sessions = sessions
+        self.sessions = sessions or []
         self.prompt_tokens = prompt_tokens
         self.block_size = block_size
         self.match = match
@@ -131,6 +131,7 @@ def _prefix_aware(router: Router, i: int, allowed: np.ndarray | None) -> int:
     low, high = int(here.min()), int(here.max())
     if high - low > spec.balance_abs_threshold and high > low * spec.balance_rel_threshold:
         return router.least(load, allowed)
+    assert router.index is not None
     overlap = router.index.overlap(i)
     if allowed is not None:
         overlap = np.where(allowed, overlap, 0.0)
@@ -155,9 +156,9 @@ def _weighted(router: Router, i: int, allowed: np.ndarray | None) -> int:
             score += weight * _fewest(getattr(signals, name), allowed)
     if weights.kv_usage:
         score += weights.kv_usage * (1.0 - signals.kv_usage)
-    if weights.prefix:
+    if weights.prefix and router.index is not None:
         score += weights.prefix * router.index.overlap(i) / router.prompt_tokens[i]
-    if weights.lora_affinity and router.adapters is not None and router.adapters[i]:
+    if weights.lora_affinity and router.adapters and router.adapters[i]:
         name = router.adapters[i]
         score += weights.lora_affinity * np.array([loaded.affinity(name) for loaded in signals.adapters])
     return router.least(-score, allowed)

@@ -41,11 +41,11 @@ def pools_of(requests: Requests, sites: list[Site]) -> np.ndarray:
     if not requests.models:
         return np.zeros(len(requests), "i8")
     places: dict[str, int] = {}
-    sites = [site for site in sites if site.model is not None]
-    for model in dict.fromkeys(site.model for site in sites):
-        places[model] = len(places)
+    for model in (site.model for site in sites if site.model is not None):
+        places.setdefault(model, len(places))
     for site in sites:
-        places |= dict.fromkeys(site.adapters, places[site.model])
+        if site.model is not None:
+            places |= dict.fromkeys(site.adapters, places[site.model])
     for name in requests.models:
         if name not in places:
             raise InputError(f"workload: no replica serves model {short(name)}; served are {', '.join(places)}")
@@ -56,4 +56,4 @@ def adapters_of(requests: Requests, sites: list[Site]) -> list[str] | None:
     """The adapter that each request is for, "" for none; None if no request is for any."""
     known = {name for site in sites for name in site.adapters}
     names = [name if name in known else "" for name in requests.models]
-    return [names[m] for m in requests.model.tolist()] if any(names) else None
+    return [names[m] for m in requests.model.tolist()] if requests.model is not None and any(names) else None

@@ -20,7 +20,7 @@ class Description(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
-    def validate(cls, data: Any, where: str) -> Self:  # replaces pydantic 1's method of that name
+    def validate(cls, data: Any, where: str) -> Self:  # type: ignore[override]  # pydantic 1's, of that name
         """The description that `data` holds. InputError with a line `where: dotted.path: message` for each problem."""
         try:
             return cls.model_validate(data)
@@ -45,7 +45,9 @@ def _nearest(word: str, known: list[str]) -> list[str]:
 
 
 def _line(cls: type[BaseModel], data: Any, error: Any, where: str) -> str:
-    path, model, here = [], cls, data
+    model: type[BaseModel] | None = cls
+    path: list[str] = []
+    here = data
     parts = list(error["loc"])
     for i, part in enumerate(parts):
         inside = part in here if isinstance(here, dict) else isinstance(here, list) and isinstance(part, int)
@@ -117,7 +119,9 @@ def field_docstrings(model: type) -> dict[str, str]:
     except (OSError, TypeError, ValueError):  # a class made by a function
         return {}
     texts = {}
+    assert isinstance(body, ast.ClassDef)
     for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            texts[field.target.id] = inspect.cleandoc(text.value.value)
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(about))):
+                texts[name] = inspect.cleandoc(about)
     return texts

@@ -277,8 +277,11 @@ class Cluster(Description):
     def _counted(cls, data: Any) -> Any:
         """`replicas` of kinds or pools is their sum; given too (as `resolved` writes it), it must be."""
         if isinstance(data, dict) and data.get("replicas") is None:
-            groups = data.get("kinds") if isinstance(data.get("kinds"), list) else []
-            groups = [*groups, *(data[name] for name in ("decode", "prefill") if data.get(name) is not None)]
+            kinds = data.get("kinds")
+            groups = [
+                *(kinds if isinstance(kinds, list) else ()),
+                *(data[name] for name in ("decode", "prefill") if data.get(name) is not None),
+            ]
             counts = [group.get("replicas", 1) for group in groups if isinstance(group, dict)]
             if counts and all(isinstance(count, int) for count in counts):
                 return data | {"replicas": max(sum(counts), 1)}
@@ -324,9 +327,9 @@ class Cluster(Description):
     def groups(self) -> list[Kind | EncodePool]:
         """The replicas in the order of their numbers."""
         if self.prefill and self.decode:
-            groups = [self.decode, self.prefill]
+            groups: list[Kind | EncodePool] = [self.decode, self.prefill]
         else:
-            groups = self.kinds or [Kind(replicas=self.replicas, autoscaler=self.autoscaler)]
+            groups = [*(self.kinds or [Kind(replicas=self.replicas, autoscaler=self.autoscaler)])]
         return [*groups, self.encode] if self.encode else groups
 
     @property

@@ -63,9 +63,9 @@ class EarlyExit(Description):
             raise ValueError("exit_layers must ascend")
         if (self.shares is None) == (self.confidence is None):
             raise ValueError("must have shares or confidence, and not both")
-        given = self.shares if self.shares is not None else self.confidence
-        if len(given) != len(self.exit_layers):
-            raise ValueError(f"must have one entry for each of the {len(self.exit_layers)} exits (got {len(given)})")
+        given = len(self.shares if self.shares is not None else self.confidence or ())
+        if given != len(self.exit_layers):
+            raise ValueError(f"must have one entry for each of the {len(self.exit_layers)} exits (got {given})")
         if self.shares is not None and sum(self.shares) > 1 + 1e-9:
             raise ValueError(f"shares must sum to at most 1 (got {sum(self.shares):g})")
         return self
@@ -77,7 +77,7 @@ class EarlyExit(Description):
             shares, left = list(self.shares), 1 - sum(self.shares)
         else:
             shares, left = [], 1.0
-            for each in self.confidence:
+            for each in self.confidence or ():
                 shares.append(left * each.share)
                 left -= shares[-1]
         return [*shares, max(left, 0.0)]

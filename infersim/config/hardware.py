@@ -12,7 +12,8 @@ from .precision import FORMATS
 from .resources import find, load_yaml
 from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds, Share, UsdPerHour, Watts, short
 
-DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
+Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4"]
+DTYPES = get_args(Dtype)
 OPERATOR_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "recurrent",
                     "elementwise", "collective", "all_reduce", "all_gather", "reduce_scatter",
                     "all_to_all")  # fmt: skip
@@ -211,7 +212,7 @@ class Hardware(Description):
     memory_usable: Annotated[Bytes, _at_least(1e6, "1 MB")]
     """what the driver reports as total memory: vLLM's gpu_memory_utilization is a share of this"""
     memory_bandwidth: Annotated[BytesPerSecond, _at_least(1e6, "1 MB/s")]
-    flops: dict[Literal[DTYPES], Annotated[FlopsPerSecond, _at_least(1e6, "1 MFLOP/s")]]
+    flops: dict[Dtype, Annotated[FlopsPerSecond, _at_least(1e6, "1 MFLOP/s")]]
     num_sms: Count | None = None
     shared_memory_per_sm: Bytes | None = None
     """bytes that one block of threads can be given on an SM"""

@@ -38,7 +38,7 @@ class Branch(Stage):
     @property
     def leaving(self) -> float:
         """Share of the inputs that reach the branch and leave there."""
-        return self.confidence.share if self.share is None else self.share
+        return self.confidence.share if self.confidence else self.share or 0.0
 
 
 class Network(Description):

@@ -33,13 +33,13 @@ class Parallelism(Description):
         attention = self.tensor * self.attention_data
         if attention % self.expert:
             raise ValueError(f"expert must divide tensor x attention_data = {attention} (got {self.expert})")
-        if self.moe_tensor is None:
-            object.__setattr__(self, "moe_tensor", attention // self.expert)  # frozen: filled once, while being made
-        if self.moe_tensor * self.expert != attention:
+        moe_tensor = attention // self.expert if self.moe_tensor is None else self.moe_tensor
+        if moe_tensor * self.expert != attention:
             raise ValueError(
                 f"moe_tensor x expert must equal tensor x attention_data = {attention}"
-                f" (got {self.moe_tensor} x {self.expert} = {self.moe_tensor * self.expert})"
+                f" (got {moe_tensor} x {self.expert} = {moe_tensor * self.expert})"
             )
+        object.__setattr__(self, "moe_tensor", moe_tensor)  # frozen: filled once, while being made
         if self.tensor % self.context:
             raise ValueError(f"context must divide tensor = {self.tensor} (got {self.context})")
         return self

@@ -64,9 +64,10 @@ def load_plan(name_or_path: str | Path, overrides: Sequence[str] = ()) -> tuple[
     }
     if isinstance(data.get("workload"), str):  # read once
         apply_override(data, "workload.max_concurrency=null", where, path)
-    scenarios, problems = [], []
-    for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
+    scenarios: list[Scenario] = []
+    problems: list[str] = []
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
         if isinstance(chosen.get("hardware"), str):
             chosen["hardware"] = profiles[chosen["hardware"]]
         try:

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BeforeValidator, WithJsonSchema, model_validator
+from pydantic import model_validator
 
 from .base import Description
-from .units import short
+from .units import Parsed, short
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 """bytes per element of what is not a weight"""
@@ -41,23 +41,23 @@ UNQUANTISED = ("bf16", "fp16", "fp32")
 MEANT = {"fp4": "nvfp4 or mxfp4", "awq": "int4", "gptq": "int4"}
 
 
-def _one_of(*formats: str) -> Any:
+def _one_of(*formats: str) -> Parsed:
     def check(value: Any) -> str:
         if value not in formats:
             hint = f"; did you mean {MEANT[str(value)]}?" if str(value) in MEANT else ""
             raise ValueError(f"must be one of {', '.join(formats)} (got {short(value)}){hint}")
         return value
 
-    return Annotated[str, BeforeValidator(check), WithJsonSchema({"enum": list(formats)})]
+    return Parsed(check, {"enum": list(formats)})
 
 
 class Precision(Description):
     """Formats; quantised weights are those of the layers' matrices: embedding, router and LM head stay as they are."""
 
-    weights: _one_of("auto", *FORMATS) = "auto"
+    weights: Annotated[str, _one_of("auto", *FORMATS)] = "auto"
     """auto: as the checkpoint's quantization_config says, bf16 where it has none"""
-    kv_cache: _one_of("bf16", "fp16", "fp8") = "bf16"
-    activations: _one_of(*UNQUANTISED) | None = None
+    kv_cache: Annotated[str, _one_of("bf16", "fp16", "fp8")] = "bf16"
+    activations: Annotated[str, _one_of(*UNQUANTISED)] | None = None
     """default: the format of the weights, bf16 where these are quantised; also that of unquantised matrices"""
 
     @model_validator(mode="after")

@@ -84,7 +84,10 @@ def parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where}: a value cannot be read: {short(str(error))}") from None
 
 
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's parser, where PyYAML was built with it
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser, where PyYAML was built with it
+
+
+class Loader(_SafeLoader):
     """Safe YAML in which a key given twice is an error, and without dates and merge keys: a scenario needs neither."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own class attribute)

@@ -79,7 +79,8 @@ def load_scenario(name_or_path: str | Path, overrides: list[str] | tuple[str, ..
 def load_variants(name_or_path: str | Path, variants: Iterable[Sequence[str]]) -> list[Scenario]:
     """The scenario with each of several lists of overrides, its files read once. InputError: all problems of all."""
     path = find("scenarios", name_or_path)
-    data, where, problems = load_yaml(path), str(path), []
+    data, where = load_yaml(path), str(path)
+    problems: list[str] = []
     if isinstance(data, dict):
         for key, load in LOAD.items():
             if isinstance(data.get(key), str):
@@ -100,7 +101,8 @@ def build_scenario(
         raise InputError(f"{where}: must be a mapping with model, hardware and workload (got {short(data)})")
     if "candidates" in data:
         raise InputError(f"{where}: has candidates, so it is a plan and no scenario; must be given to infersim plan")
-    data, problems = dict(data), []
+    data = dict(data)
+    problems: list[str] = []
     for override in overrides:
         _collect(problems, apply_override, data, override, where, near_file)
     data = {k: v for k, v in data.items() if v is not None or k not in Scenario.model_fields}  # empty: its default

@@ -20,5 +20,5 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _descriptions(model: type) -> list[type]:
+def _descriptions(model: type[Description]) -> list[type[Description]]:
     return [model, *(inner for child in model.__subclasses__() for inner in _descriptions(child))]

@@ -1,6 +1,6 @@
 """Service level objectives: limits on statistics of a run, and on single requests (goodput)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, create_model
 
@@ -13,16 +13,18 @@ REQUEST_METRICS = ("ttft", "tpot", "e2el")
 
 Limit = Annotated[Milliseconds, Field(gt=0)] | None
 
-Goodput = create_model(
+_request_limits: dict[str, Any] = {f"{metric}_ms": (Limit, None) for metric in REQUEST_METRICS}
+Goodput: Any = create_model(
     "Goodput",
     __base__=Description,
     __doc__="A request is good if it meets all of these, as `vllm bench serve --goodput` counts.",
-    **{f"{metric}_ms": (Limit, None) for metric in REQUEST_METRICS},
+    **_request_limits,
 )
-_Statistics = create_model(
+_run_limits: dict[str, Any] = {f"{s}_{metric}_ms": (Limit, None) for metric in METRICS for s in STATISTICS}
+_Statistics: Any = create_model(
     "_Statistics",
     __base__=Description,
-    **{f"{statistic}_{metric}_ms": (Limit, None) for metric in METRICS for statistic in STATISTICS},
+    **_run_limits,
 )
 
 

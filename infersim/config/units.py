@@ -2,9 +2,12 @@
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import core_schema
 
 DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -84,24 +87,36 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def quantity(unit: str) -> Any:
-    """The pydantic type of a quantity: validated by `parse_quantity`, described to editors as number or string."""
+@dataclass(frozen=True, eq=False)  # hashed by identity
+class Parsed:
+    """For Annotated: `parse` reads what a user wrote, and `schema` (JSON Schema) describes that to editors."""
+
+    parse: Callable[[Any], Any]
+    schema: dict[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.parse, handler(source))
+
+    def __get_pydantic_json_schema__(self, _: Any, handler: Any) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+def quantity(unit: str) -> Parsed:
+    """A quantity is read by `parse_quantity` and described to editors as number or string."""
     kind, example, _ = UNITS[unit]
     schema = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}], "title": f"{kind} such as {example}"}
-    return Annotated[float, BeforeValidator(lambda v: parse_quantity(v, unit)), WithJsonSchema(schema)]
+    return Parsed(lambda value: parse_quantity(value, unit), schema)
 
 
-Bytes = quantity("B")
-BytesPerSecond = quantity("B/s")
-FlopsPerSecond = quantity("FLOP/s")
-Seconds = quantity("s")
-Milliseconds = quantity("ms")
-Watts = quantity("W")
-UsdPerHour = quantity("USD/h")
-Number = quantity("")
-Count = Annotated[int, BeforeValidator(parse_count), WithJsonSchema({"type": "integer", "minimum": 1})]
-CountOrZero = Annotated[
-    int, BeforeValidator(lambda v: parse_count(v, least=0)), WithJsonSchema({"type": "integer", "minimum": 0})
-]
+Bytes = Annotated[float, quantity("B")]
+BytesPerSecond = Annotated[float, quantity("B/s")]
+FlopsPerSecond = Annotated[float, quantity("FLOP/s")]
+Seconds = Annotated[float, quantity("s")]
+Milliseconds = Annotated[float, quantity("ms")]
+Watts = Annotated[float, quantity("W")]
+UsdPerHour = Annotated[float, quantity("USD/h")]
+Number = Annotated[float, quantity("")]
+Count = Annotated[int, Parsed(parse_count, {"type": "integer", "minimum": 1})]
+CountOrZero = Annotated[int, Parsed(lambda value: parse_count(value, least=0), {"type": "integer", "minimum": 0})]
 Share = Annotated[Number, Field(gt=0, le=1)]
 """a share in (0, 1]"""

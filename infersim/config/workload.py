@@ -5,18 +5,16 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     Discriminator,
     Field,
     PlainSerializer,
     Tag,
-    WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
 from .base import Description
-from .units import Count, CountOrZero, Number, Seconds, Share, parse_quantity, short
+from .units import Count, CountOrZero, Number, Parsed, Seconds, Share, parse_quantity, short
 
 Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
@@ -26,7 +24,7 @@ MAX_REQUESTS = 10**8  # some 15 GB of records
 Tokens = Annotated[Count, Field(le=MAX_TOKENS)]
 
 
-def _or_inf(unit: str) -> Any:
+def _or_inf(unit: str) -> Parsed:
     """A number > 0 or inf, which YAML and JSON write as `inf`."""
 
     def parse(value: Any) -> float:
@@ -37,9 +35,12 @@ def _or_inf(unit: str) -> Any:
             raise ValueError(f"must be inf or a number of at least 1e-6 (got {short(value)})")
         return number
 
-    schema = {"anyOf": [{"type": "number", "minimum": 1e-6}, {"type": "string"}]}
-    write = PlainSerializer(lambda value: "inf" if value == math.inf else value)
-    return Annotated[float, Field(allow_inf_nan=True), BeforeValidator(parse), write, WithJsonSchema(schema)]
+    return Parsed(parse, {"anyOf": [{"type": "number", "minimum": 1e-6}, {"type": "string"}]})
+
+
+FloatOrInf = Annotated[
+    float, Field(allow_inf_nan=True), PlainSerializer(lambda value: "inf" if value == math.inf else value)
+]
 
 
 def _mapping_or(other: str) -> Discriminator:
@@ -104,7 +105,7 @@ class Length(Description):
     def quantile_points(self) -> tuple[list[float], list[float]]:
         """`quantiles` as cumulative shares 0 ... 1, rising, and the tokens there."""
         points = {}
-        for key, tokens in self.quantiles.items():
+        for key, tokens in (self.quantiles or {}).items():
             try:
                 share = float(key.removeprefix("p")) / 100
             except ValueError:
@@ -115,10 +116,10 @@ class Length(Description):
         shares = sorted(points)
         if shares[0] != 0 or shares[-1] != 1:
             raise ValueError("quantiles must have p0 (the shortest) and p100 (the longest)")
-        tokens = [points[share] for share in shares]
-        if tokens != sorted(tokens):
-            raise ValueError(f"quantiles must not fall (got {', '.join(f'{t:g}' for t in tokens)})")
-        return shares, tokens
+        rising = [points[share] for share in shares]
+        if rising != sorted(rising):
+            raise ValueError(f"quantiles must not fall (got {', '.join(f'{t:g}' for t in rising)})")
+        return shares, rising
 
     @model_serializer(mode="wrap")
     def _short(self, write: Any) -> dict:
@@ -217,9 +218,9 @@ class Workload(Description):
 
     num_requests: Annotated[Count, Field(le=MAX_REQUESTS)] | None = None
     """how many; of a trace, the first so many; default: 1000, of a trace all"""
-    request_rate: _or_inf("1/s") | None = None
+    request_rate: Annotated[FloatOrInf, _or_inf("1/s")] | None = None
     """requests per second; inf: all at once"""
-    burstiness: _or_inf("") = 1.0
+    burstiness: Annotated[FloatOrInf, _or_inf("")] = 1.0
     """shape of the gamma distributed gaps: 1 is Poisson, below is burstier, inf is constant"""
     ramp_up: RampUp | None = None
     """a rising rate instead of `request_rate`"""

@@ -36,10 +36,11 @@ def combine(runs: list[dict[str, float | None]]) -> tuple[dict[str, float | None
 
     A metric that a replication does not have is None in both; with one replication there are no intervals.
     """
-    means, half_widths = {}, {}
+    means: dict[str, float | None] = {}
+    half_widths: dict[str, float | None] = {}
     for name in runs[0]:
-        values = [run[name] for run in runs]
-        known = None not in values
+        values = [value for run in runs if (value := run[name]) is not None]
+        known = len(values) == len(runs)
         means[name] = fmean(values) if known else None
         if len(runs) > 1:
             quantile = student_t((1 + LEVEL) / 2, len(runs) - 1)

@@ -110,8 +110,8 @@ def attainment(result: Result) -> dict[str, float]:
 
 def _itl_percentiles(result: Result) -> np.ndarray:
     """Percentiles of the inter-token gaps in s: exact where every gap was kept, else from the histogram."""
-    percentiles = list(PERCENTILES.values())
-    if result.itl_gaps is None:
+    percentiles = [float(p) for p in PERCENTILES.values()]
+    if result.itl_gaps is None or result.itl_offsets is None:
         return histogram_percentiles(result.itl_histogram, percentiles)
     gaps = num_gaps(result.requests[result.measured])
     starts = result.itl_offsets[result.measured]

@@ -97,6 +97,7 @@ class Result:
     def columns(self) -> dict[str, np.ndarray]:
         """One row per request, as written to requests.csv; NaN where something never happened."""
         r = self.requests
+        tenants = self.scenario.workload.tenants or {}
         reasons = np.array(["", *REJECTION_REASONS.values()])  # reasons are numbered from 1
         status = np.full(len(r), "unfinished")
         for code, name in ((COMPLETED, "completed"), (REJECTED, "rejected"), (TIMED_OUT, "timed_out"), (LOST, "lost")):
@@ -121,7 +122,7 @@ class Result:
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
             **(self._cached() if self.engine.kv_offloading_size else {}),
-            **({} if self.tenant is None else {"tenant": np.array(list(self.scenario.workload.tenants))[self.tenant]}),
+            **({} if self.tenant is None else {"tenant": np.array(list(tenants))[self.tenant]}),
             **({} if self.model is None else {"model": np.array(self.models)[self.model]}),
             **self.route_columns,
             "ttft_ms": (first - sent) * 1e3,

@@ -13,9 +13,10 @@ def compare_tenants(result: Result) -> dict[str, Any] | None:
     A tenant's speed is the output tokens of its completed requests over the seconds they took, summed. Jain's index
     (Jain, Chiu & Hawe 1984) is 1 if all are equal and 1/n if one has everything.
     """
-    if result.tenant is None:
+    tenants = result.scenario.workload.tenants
+    if result.tenant is None or tenants is None:
         return None
-    figures = _figures(result, list(result.scenario.workload.tenants), result.tenant)
+    figures = _figures(result, list(tenants), result.tenant)
     speeds = [row["output_tokens_per_request_s"] for row in figures.values()]
     return {"jain_index": jain(np.array(speeds)), "by_name": figures}
 

@@ -104,19 +104,19 @@ class Attention:
         latent = self.kv_lora_rank + self.qk_rope_head_dim
         if self.q_lora_rank:
             down = (Linear("fused_qkv_a_proj", h, self.q_lora_rank + latent, self.qkv_bias, "replicated"),)
-            queries = Linear("q_b_proj", self.q_lora_rank, n * self.head_dim)
+            query = Linear("q_b_proj", self.q_lora_rank, n * self.head_dim)
         else:
             down = (Linear("kv_a_proj_with_mqa", h, latent, self.qkv_bias, "replicated"),)
-            queries = Linear("q_proj", h, n * self.head_dim)
+            query = Linear("q_proj", h, n * self.head_dim)
         up = Linear("kv_b_proj", self.kv_lora_rank, n * (self.qk_nope_head_dim + self.v_head_dim))
-        indexer = ()
+        indexer: tuple[Linear, ...] = ()
         if self.index_topk:
             indexer = (
                 Linear("index_wq_b", self.q_lora_rank, self.index_num_heads * self.index_head_dim, False, "replicated"),
                 Linear("index_wk", h, self.index_head_dim, False, "replicated"),
                 Linear("index_weights_proj", h, self.index_num_heads, False, "replicated"),
             )
-        return (*down, queries, *indexer, up, output)
+        return (*down, query, *indexer, up, output)
 
     @property
     def vector_params(self) -> int:
@@ -254,7 +254,8 @@ class Layer:
 
 def counted(layers: Sequence[Layer]) -> Counter[Layer]:
     """How often each layer occurs. Equal layers of a model are mostly one object: each object is hashed once."""
-    objects, counts = {id(layer): layer for layer in layers}, Counter()
+    objects = {id(layer): layer for layer in layers}
+    counts: Counter[Layer] = Counter()
     for key, count in Counter(map(id, layers)).items():
         counts[objects[key]] += count
     return counts

@@ -1,6 +1,6 @@
 """Qwen3-Next and Qwen3.5: three of four layers are linear attention with a state per sequence, the fourth is full."""
 
-from .architecture import MLP, Attention, Model
+from .architecture import MLP, Attention, AttentionKind, Model
 from .families import Trunk, grouped_attention, kinds
 from .fields import Fields
 from .sparse import mixed, qwen_sparse_layers, read_moe
@@ -22,7 +22,7 @@ def _attentions(fields: Fields, trunk: Trunk) -> list[Attention]:
         conv_kernel=fields.integer("linear_conv_kernel_dim"),
     )
     every = fields.integer("full_attention_interval", default=4)
-    by_kind = {"full": full, "linear": linear}
+    by_kind: dict[AttentionKind, Attention] = {"full": full, "linear": linear}
     layer_kinds = kinds(fields, trunk.num_layers, lambda i: "linear" if (i + 1) % every else "full", by_kind)
     return [by_kind[kind] for kind in layer_kinds]
 

@@ -1,6 +1,7 @@
 """`quantization_config` of a checkpoint: which format its matrices have."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from infersim.config.units import short
 
@@ -8,9 +9,9 @@ from .architecture import Quantization
 from .fields import Fields
 
 # quant_method -> bits and type of a weight, weights under one scale; None: stated by the config
-METHODS: dict[str, tuple[int | None, str, int | None]] = {
+METHODS: dict[str, tuple[int | None, Literal["int", "float"], int | None]] = {
     "awq": (None, "int", None),
-    "compressed-tensors": (None, "", None),
+    "compressed-tensors": (None, "int", None),
     "fbgemm_fp8": (8, "float", 0),
     "fp8": (8, "float", 0),
     "gptq": (None, "int", None),
@@ -37,9 +38,10 @@ def read_quantization(model_fields: Fields) -> Quantization | None:
     bits, kind, group_size = METHODS[method]
     if method == "compressed-tensors":
         fields = _weights(fields)
-        kind = fields.text("type", "int")
-        if kind not in ("int", "float"):
-            fields.problem("type", f"must be int or float (got {kind[:50]!r})")
+        given = fields.text("type", "int")
+        if given not in ("int", "float"):
+            fields.problem("type", f"must be int or float (got {given[:50]!r})")
+        kind = "float" if given == "float" else "int"
     if method == "modelopt":
         algo = fields.text("quant_algo", "").upper()
         if algo not in MODELOPT:
@@ -53,7 +55,7 @@ def read_quantization(model_fields: Fields) -> Quantization | None:
     if not isinstance(block, list) or any(type(side) is not int or side < 1 for side in block):
         fields.problem("weight_block_size", "must be a list of whole numbers >= 1, such as [128, 128]")
         block = []
-    kept = next((config[key] for key in KEPT if isinstance(config.get(key), list)), [])
+    kept: list = next((config[key] for key in KEPT if isinstance(config.get(key), list)), [])
     return Quantization(method, bits, kind, group_size, tuple(block), tuple(map(str, kept)))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from .architecture import MLP, Attention, Model, MoE
 from .families import Trunk, grouped_attention, kinds, windowed
@@ -132,7 +133,7 @@ def _deepseek_moe(fields: Fields, topk_method: str) -> MoE:
     )
 
 
-def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **indexer: int) -> Model:
+def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **indexer: Any) -> Model:
     trunk = Trunk.read(fields, max_position_embeddings)
     nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     bias = fields.flag("attention_bias", False)

@@ -35,7 +35,7 @@ MAX_CHANGES = 4  # so many settings are exchanged one by one: 2**4 runs
 NEXT_KEY = re.compile(r",\s*(?=[A-Za-z_][\w.]*=)")
 
 
-def load_compared(names: Sequence[str], settings: Sequence[str] = ()) -> list[tuple[str, Scenario]]:
+def load_compared(names: Sequence[str | Path], settings: Sequence[str] = ()) -> list[tuple[str, Scenario]]:
     """(name, scenario) of what `infersim compare` is asked to compare: the first is what others are compared with.
 
     Several files, with `settings` in all of them; or one file as it is, and one variant of it per setting, where one
@@ -44,7 +44,7 @@ def load_compared(names: Sequence[str], settings: Sequence[str] = ()) -> list[tu
     if len(names) > 1:
         scenarios = [load_scenario(name, settings) for name in names]
         labels = [Path(name).stem for name in names]
-        return list(zip(labels if len(set(labels)) == len(labels) else names, scenarios, strict=True))
+        return list(zip(labels if len(set(labels)) == len(labels) else map(str, names), scenarios, strict=True))
     if not settings:
         raise InputError(
             "compare: has one scenario only; must be several, or one with --set for each variant,"

@@ -56,10 +56,11 @@ def acceptance_table(speculation: Speculation, base: Path = Path()) -> Acceptanc
     """The table of a description. InputError if a trace cannot be read."""
     if speculation.acceptance is not None:
         return _table(speculation.acceptance, speculation.depth, base)
-    parts = [_table(each, speculation.depth, base) for each in speculation.classes.values()]
+    classes = (speculation.classes or {}).values()
+    parts = [_table(each, speculation.depth, base) for each in classes]
     if any(part.in_turn for part in parts):
         raise InputError("speculation.classes: a trace assigns every request itself; must stand in acceptance")
-    shares = np.array([each.share for each in speculation.classes.values()])
+    shares = np.array([each.share for each in classes])
     accepted = np.concatenate([part.accepted for part in parts])
     share = np.concatenate([part.share * each for part, each in zip(parts, shares / shares.sum(), strict=True)])
     return AcceptanceTable(accepted, share)
@@ -88,6 +89,7 @@ def conditional_rates(acceptance: Acceptance, depth: int) -> np.ndarray:
     if acceptance.synthetic_acceptance_rates is not None:
         marginal = np.array([1.0, *acceptance.synthetic_acceptance_rates])
     else:  # the earliest positions are spent first
+        assert acceptance.synthetic_acceptance_length is not None
         marginal = np.concatenate([[1.0], np.clip(acceptance.synthetic_acceptance_length - 1 - np.arange(depth), 0, 1)])
     before = marginal[:-1]
     return _stretch(np.where(before > 0, marginal[1:] / np.where(before > 0, before, 1), 0.0), depth)

@@ -27,7 +27,8 @@ def agents_of(rows: list[tuple[int, dict]], where: str, own_times: bool) -> Requ
             flat["arrival_time_ns"].append(row.get("arrival_time_ns"))
             lines.append(line)
             session.append(number)
-    table, problems = Table(where, flat, lines), []
+    table = Table(where, flat, lines)
+    problems: list[str] = []
     prompt, output = (table.tokens(name, 1, problems) for name in KEYS)
     tool = table.numbers("tool_duration_ns", problems)
     arrival = table.seconds("arrival_time_ns", 1e-9, problems) if own_times else np.zeros(len(lines))

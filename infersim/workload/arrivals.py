@@ -15,15 +15,16 @@ def draw_arrivals(workload: Workload, n: int, seed: int) -> np.ndarray:
     not depend on its seed. With a ramp each gap has its own rate and nothing is scaled. The first gap is before the
     first request. An infinite rate is all at time 0.
     """
-    rate = ramp_rates(workload.ramp_up, n) if workload.ramp_up else workload.request_rate
-    if np.isscalar(rate) and math.isinf(rate):
+    rate = workload.request_rate
+    if not workload.ramp_up and rate == math.inf:
         return np.zeros(n)
     if math.isinf(workload.burstiness):
         gaps = np.ones(n)
     else:
         gaps = generator(seed, "arrivals").standard_gamma(workload.burstiness, n) / workload.burstiness
     if workload.ramp_up:
-        return np.cumsum(gaps / rate)
+        return np.cumsum(gaps / ramp_rates(workload.ramp_up, n))
+    assert rate is not None
     times = np.cumsum(gaps)
     times = times / times[-1] * (n / rate) if times[-1] > 0 else times
     return warped(times, workload) if workload.curve or workload.spikes else times

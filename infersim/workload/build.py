@@ -48,7 +48,7 @@ def build_requests(workload: Workload, seed: int, base: Path) -> Requests:
         if requests.after is not None:
             raise InputError("workload.n: the trace's requests wait for one another; must be 1")
         requests = with_samples(requests, workload, seed)
-    return requests if requests.model is None or requests.segment_ids is None else _apart(requests)
+    return _apart(requests)
 
 
 def _with_images(requests: Requests, images: Images, seed: int) -> Requests:
@@ -71,15 +71,17 @@ def _by_share(requests: Requests, shares: list[float], seed: int, purpose: str) 
 
 def _apart(requests: Requests) -> Requests:
     """The same text under two models, adapters included, is not the same KV: a trace's blocks get a name for each."""
-    model = np.repeat(requests.model, np.diff(requests.segment_offsets))
-    shared = requests.segment_ids >= 0
-    ids = requests.segment_ids.copy()
+    if requests.model is None or requests.segments is None:
+        return requests
+    offsets, ids, _ = requests.segments
+    model, shared, ids = np.repeat(requests.model, np.diff(offsets)), ids >= 0, ids.copy()
     _, ids[shared] = np.unique(np.stack((model, ids))[:, shared], axis=1, return_inverse=True)
     return replace(requests, segment_ids=ids)
 
 
 def _draw(workload: Workload, seed: int) -> Requests:
     n = workload.num_requests
+    assert n is not None and workload.input_tokens is not None and workload.output_tokens is not None  # no trace
     if workload.has_sessions:
         return draw_sessions(workload, n, seed)
     return Requests(
@@ -91,6 +93,7 @@ def _draw(workload: Workload, seed: int) -> Requests:
 
 
 def _from_trace(workload: Workload, seed: int, base: Path) -> Requests:
+    assert workload.trace is not None
     path = _find(workload.trace, base)
     requests = _read(path, workload, seed)
     if workload.model_column and not requests.models:

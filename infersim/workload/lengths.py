@@ -21,7 +21,11 @@ def draw_lengths(length: int | Length, n: int, random: np.random.Generator) -> n
         return np.clip(np.rint(tokens), 1, length.lognormal.max or MAX_TOKENS).astype(np.int32)
     if length.quantiles:
         return np.rint(np.interp(random.random(n), *length.quantile_points())).astype(np.int32)
-    shortest, longest = length.uniform or random_range(length.mean, length.range_ratio)
+    if length.uniform:
+        shortest, longest = length.uniform
+    else:
+        assert length.mean is not None and length.range_ratio is not None  # of the four forms, one is given
+        shortest, longest = random_range(length.mean, length.range_ratio)
     return (shortest + np.floor(random.random(n) * (longest - shortest + 1))).astype(np.int32)
 
 
@@ -32,11 +36,15 @@ def random_range(mean: int, ratio: float) -> tuple[int, int]:
 
 def lognormal_parameters(given: Lognormal) -> tuple[float, float]:
     """Mean and standard deviation of the logarithm: median = exp(mu), mean = exp(mu + sigma^2 / 2)."""
+    median, mean = given.median, given.mean
+    if median is None:
+        assert mean is not None and given.sigma is not None  # what is given suffices
+        return math.log(mean) - given.sigma**2 / 2, given.sigma
     if given.sigma is not None:
         sigma = given.sigma
     elif given.p90 is not None:
-        sigma = math.log(given.p90 / given.median) / Z90
+        sigma = math.log(given.p90 / median) / Z90
     else:
-        sigma = math.sqrt(2 * math.log(given.mean / given.median))
-    mu = math.log(given.median) if given.median is not None else math.log(given.mean) - sigma**2 / 2
-    return mu, sigma
+        assert mean is not None
+        sigma = math.sqrt(2 * math.log(mean / median))
+    return math.log(median), sigma

@@ -54,7 +54,7 @@ class Requests:
     @property
     def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Offsets, ids and lengths of the segments, if there are any."""
-        if self.segment_offsets is None:
+        if self.segment_offsets is None or self.segment_ids is None or self.segment_lengths is None:
             return None
         return self.segment_offsets, self.segment_ids, self.segment_lengths
 
@@ -75,11 +75,12 @@ class Requests:
         if self.after is not None:  # of a row whose predecessor is left out nothing is known but its delay
             places = np.append(np.where(rows, np.cumsum(rows) - 1, -1), -1)
             columns["after"] = places[self.after[rows]]
-        if self.segment_offsets is not None:
-            counts = np.diff(self.segment_offsets)
+        if self.segments is not None:
+            offsets, ids, lengths = self.segments
+            counts = np.diff(offsets)
             kept = np.repeat(rows, counts)
             columns["segment_offsets"] = np.concatenate(([0], np.cumsum(counts[rows])))
-            columns["segment_ids"], columns["segment_lengths"] = self.segment_ids[kept], self.segment_lengths[kept]
+            columns["segment_ids"], columns["segment_lengths"] = ids[kept], lengths[kept]
         return replace(self, **columns)
 
 

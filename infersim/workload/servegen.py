@@ -130,10 +130,9 @@ def _client(name: str, where: str, rows: list, dataset: dict) -> Client:
     return Client(name, where, windows, {float(time): fields for time, fields in dataset.items()})
 
 
-def _cumulative(histogram: dict | str) -> tuple[np.ndarray, np.ndarray]:
+def _cumulative(given: dict[str, float] | str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens, rising, and the share of requests below the next; a text is a Python dict with whole number keys."""
-    if isinstance(histogram, str):
-        histogram = json.loads(re.sub(r"(\d+):", r'"\1":', histogram))
+    histogram = json.loads(re.sub(r"(\d+):", r'"\1":', given)) if isinstance(given, str) else given
     tokens = np.array(list(histogram), float)
     shares = np.array(list(histogram.values()), float)
     order = np.argsort(tokens)

@@ -1,6 +1,7 @@
 """Requests that wait for one another: conversations of several turns, users who think, agents whose tools take time."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ def draw_sessions(workload: Workload, n: int, seed: int) -> Requests:
     Sessions arrive by the arrival rule, or are held by `users` one after another. A later turn's `arrival` is its
     session's; it is sent `delay` after the turn before has ended.
     """
+    assert workload.input_tokens is not None and workload.output_tokens is not None
     turns = draw_lengths(workload.turns, n, generator(seed, "turns"))
     first = np.cumsum(turns) - turns  # row of each session's first turn
     first = first[first < n]
@@ -49,7 +51,7 @@ def draw_sessions(workload: Workload, n: int, seed: int) -> Requests:
     return replace(requests, **_history(turn, (new + output).astype(np.int32)))
 
 
-def _history(turn: np.ndarray, said: np.ndarray) -> dict[str, np.ndarray]:
+def _history(turn: np.ndarray, said: np.ndarray) -> dict[str, Any]:
     """Segments of the prompts: of turn t the t turns before it, each with its question and answer."""
     offsets = np.concatenate(([0], np.cumsum(turn)))
     place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], turn)

@@ -1,6 +1,7 @@
 """Requests that begin with the same text: shared prefixes, and several samples of one prompt."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ def with_samples(requests: Requests, workload: Workload, seed: int) -> Requests:
     which = np.repeat(np.arange(rows), n)
     outputs = np.repeat(requests.output_tokens, n).reshape(rows, n)
     if workload.trace is None:
+        assert workload.output_tokens is not None
         for k in range(1, n):
             outputs[:, k] = draw_lengths(workload.output_tokens, rows, generator(seed, "output_tokens", k))
     offsets, ids, lengths = requests.segments or (np.zeros(rows + 1, "i8"), np.zeros(0, "i8"), np.zeros(0, "i4"))
@@ -56,7 +58,7 @@ def with_samples(requests: Requests, workload: Workload, seed: int) -> Requests:
     take = take[all_lengths[take] > 0]
     kept = np.repeat(np.arange(rows), counts + 1)[all_lengths > 0]
     per_row = np.bincount(kept, minlength=rows)[which]
-    columns = {
+    columns: dict[str, Any] = {
         name: np.repeat(getattr(requests, name), n)
         for name in ("arrival", "prompt_tokens", "tenant", "images", "model")
         if getattr(requests, name) is not None

@@ -78,7 +78,7 @@ def _models(table: Table, column: str, problems: list[str]) -> dict[str, Any]:
     return {"model": which.astype("i4"), "models": tuple(names.tolist())}
 
 
-def _segments(table: Table, blocks: list, prompt: np.ndarray, block: int, problems: list[str]) -> dict[str, np.ndarray]:
+def _segments(table: Table, blocks: list, prompt: np.ndarray, block: int, problems: list[str]) -> dict[str, Any]:
     """One segment of `block` tokens per id, the last as long as the prompt goes."""
     try:
         counts = np.array(list(map(len, blocks)))
