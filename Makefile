@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-slow lint profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow fuzz lint profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -23,15 +23,19 @@ $(VENV)/.installed-slow: $(VENV)/.installed-test  # a sweep on a Ray cluster of 
 	$(BIN)/python -m pip install --quiet --editable '.[test,ray]'
 	touch $@
 
-test: $(VENV)/.installed-test
-	$(BIN)/ruff check .
+test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/.installed-slow
 	$(BIN)/python -m pytest -m slow
 
+MINUTES ?= 5
+fuzz: $(VENV)/.installed-test  # new random examples for the property tests, which else draw the same ones every time
+	$(BIN)/python tests/fuzz/explore.py $(MINUTES)
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 # The calibrated hardware profiles, from a folder of measured kernels: make profiles DATA=../shared/data/kernels
 AICONFIGURATOR := ai-dynamo/aiconfigurator, Apache-2.0, (c) NVIDIA, modified
