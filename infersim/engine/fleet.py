@@ -9,7 +9,7 @@ import numpy as np
 from .compiled import state
 from .compiled.build import load
 from .compiled.draws import make_keys, uniforms
-from .price import Acceptance, DraftCost, StepCost
+from .price import Acceptance, DraftCost, StepCost, rows_of_kinds
 
 MAP_NORESERVE = 0x4000  # linux/mman.h; Python names it from 3.13 on
 
@@ -54,15 +54,6 @@ def make_knobs(**values) -> np.void:
         else:
             knobs[name] = named[name][value] if name in named else value
     return knobs[()]
-
-
-def _scaled(attention: np.ndarray, factor: float) -> np.ndarray:
-    """state.ATTENTION_PRICE rows with every time multiplied."""
-    scaled = attention.copy()
-    for name in scaled.dtype.names:
-        if name != "window" and not name.endswith("softness"):
-            scaled[name] *= factor
-    return scaled
 
 
 def _untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -118,8 +109,6 @@ class Fleet:
         self.sequences = np.zeros(1, state.SEQUENCE)
         self._make_blocks(ranks)
         self._load_prices(replicas)
-        self._specs = replicas
-        self._slowed: dict[tuple[int, float], dict[str, int]] = {}  # (spec, factor) -> where its tables begin
         self._load_speculation(replicas, acceptance)
         self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
         self.scratch = np.zeros((ranks, len(state.RESOURCES)))
@@ -212,20 +201,13 @@ class Fleet:
             if replica.draft is not None:
                 k = replica.drafts
                 self.plan[r, : len(k), 0], self.plan[r, : len(k), 1] = k, replica.draft.passes[k]
-                self.draft_attention[r, : len(replica.draft.attention)] = self._by_kind(replica)
-
-    @staticmethod
-    def _by_kind(replica: ReplicaSpec) -> np.ndarray:
-        """The drafter's attention, each row with the number of the target's kind of its window, or of the first."""
-        rows, windows = replica.draft.attention.copy(), replica.cost.attention["window"].tolist()
-        for row in rows:
-            row["window"] = windows.index(row["window"]) if row["window"] in windows else 0
-        return rows
+                self.draft_attention[r, : len(replica.draft.attention)] = rows_of_kinds(replica.draft, replica.cost)
 
     def _load_prices(self, replicas: list[ReplicaSpec]) -> None:
         """Lay each distinct cost's tables into one flat array."""
         n = len(replicas)
         self.prices = np.zeros(n, state.PRICE)
+        self.prices["slow"] = 1.0
         self.attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
         parts, shares, offsets, end = [], [], {}, 0
         for r, replica in enumerate(replicas):
@@ -265,7 +247,7 @@ class Fleet:
         by_resource = np.concatenate(parts)
         self.table = by_resource.sum(axis=1)
         self.busy_by_resource = by_resource * np.concatenate(shares)[:, None]
-        self.steps_priced = np.zeros(len(self.table), "i8")
+        self.steps_priced = np.zeros(len(self.table))
         self.call["table_size"] = len(self.table)
 
     @property
@@ -498,33 +480,9 @@ class Fleet:
         return ended
 
     def slow_down(self, replica: int, factor: float) -> None:
-        """From now on the replica's steps take `factor` times the seconds of its ReplicaSpec, drafts included."""
-        spec = self._specs[replica]
-        starts = self._slowed.get((id(spec), factor))
-        if starts is None:
-            starts = self._slowed[id(spec), factor] = self._append_tables(spec, factor)
-        for name, start in starts.items():
-            self.prices[name][replica] = start
-        self.attention[replica, : len(spec.cost.attention)] = _scaled(spec.cost.attention, factor)
-        if spec.draft is not None:
-            self.draft_attention[replica, : len(spec.draft.attention)] = _scaled(self._by_kind(spec), factor)
-        self._moved()
-
-    def _append_tables(self, spec: ReplicaSpec, factor: float) -> dict[str, int]:
-        """Add a spec's tables of seconds, times `factor`, to those in use; where each begins."""
-        cost, draft = spec.cost, spec.draft
-        tables = {"linear": cost.linear, "head": cost.head, "shared": cost.shared}
-        for name in ("first", "once", "following") if draft is not None else ():
-            tables[f"draft_{name}"] = np.zeros((len(getattr(draft, name)), len(state.RESOURCES)))
-            tables[f"draft_{name}"][:, state.DRAFT] = getattr(draft, name)
-        tables = {name: table * factor for name, table in tables.items() if table is not None}
-        starts = len(self.table) + np.cumsum([0, *map(len, tables.values())])
-        parts = np.concatenate(list(tables.values()))
-        self.table = np.concatenate([self.table, parts.sum(axis=1)])
-        self.busy_by_resource = np.concatenate([self.busy_by_resource, parts * cost.issue_share])
-        self.steps_priced = np.concatenate([self.steps_priced, np.zeros(len(parts), "i8")])
-        self.call["table_size"] = len(self.table)
-        return dict(zip(tables, starts.tolist(), strict=False))
+        """From now on the replica's steps take `factor` times the seconds of its ReplicaSpec: everything that the
+        device does in a step, drafts and copies included, but not the scheduler's time on the host between steps."""
+        self.prices["slow"][replica] = factor
 
     def _command(self, command: int, row: int, time: float) -> int:
         call = self.call[0]

@@ -48,6 +48,15 @@ class DraftCost:
     first_attends: bool = False
 
 
+def rows_of_kinds(draft: DraftCost, target: StepCost) -> np.ndarray:
+    """The drafter's attention, each row with, for its window, the number of the target's kind that sees the same, or of
+    the first."""
+    rows, windows = draft.attention.copy(), target.attention["window"].tolist()
+    for row in rows:
+        row["window"] = windows.index(row["window"]) if row["window"] in windows else 0
+    return rows
+
+
 @dataclass(frozen=True)
 class Depths:
     """Seconds by number of sequences, and where tokens leave.

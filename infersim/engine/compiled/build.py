@@ -139,7 +139,7 @@ def _compile() -> tuple[bytes, dict]:
         knobs,
         price,
         f8,
-        i8,
+        f8,
         attention,
         attention,
         i4,

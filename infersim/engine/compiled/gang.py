@@ -6,9 +6,9 @@ Written after vLLM 0.6.2 (core/scheduler.py: _schedule_running, _schedule_swappe
 from .groups import append_slots, swap_in
 from .njit import compiled
 from .preemption import preempt_last
+from .pricing import add_to_sums
 from .queue import remove
 from .state import RUNNING
-from .sums import add_to_sums
 
 
 @compiled

@@ -9,27 +9,21 @@ import math
 import numpy as np
 
 from .allocation import free
-from .correction import correction
 from .groups import forget, go_on
 from .njit import compiled, inlined
+from .pricing import price_step
 from .queue import push_back, push_front, remove
 from .radix import before_step, evict, insert, release_path
 from .scheduler import schedule
-from .speculation import draft_attention_time, num_accepted, uniform
+from .speculation import num_accepted, uniform
 from .state import (
     ABORTED,
-    ACTIVATIONS,
     COMPLETED,
-    COMPUTE,
-    DRAFT,
     FINISHED,
     HISTOGRAM_BINS,
     HISTOGRAM_FIRST,
     HISTOGRAM_SHIFT,
     HOST,
-    KV,
-    LAUNCH,
-    OFFLOAD,
     OVER_MAX_MODEL_LEN,
     PENDING,
     PREFILL_DONE,
@@ -110,125 +104,6 @@ def join(requests, replica, schedulers, knobs):
                 push_front(requests, schedulers[request.rank], q)
             else:
                 push_back(requests, schedulers[request.rank], knobs.policy, q)
-
-
-@compiled
-def smooth_max(a, b, softness):
-    """Time of activities of a and b seconds: from max(a, b) at softness 0 (perfect overlap) to a + b at 1 (none)."""
-    return 0.5 * (a + b + math.sqrt((a - b) * (a - b) + 4.0 * softness * a * b))
-
-
-@compiled
-def kernel_time(kv, activations, compute, softness, fixed, correction, split):
-    """Seconds of one kernel; adds them to split: to the side that binds it, and the fixed time to launch."""
-    memory = kv + activations
-    time = correction * smooth_max(memory, compute, softness)
-    fixed *= correction
-    if memory < compute:
-        split[COMPUTE] += time
-    elif memory > 0.0:
-        share = time / memory
-        split[KV] += share * kv
-        split[ACTIVATIONS] += share * activations
-    split[LAUNCH] += fixed
-    return time + fixed
-
-
-@inlined
-def attention_time(sums, attention, num_kinds, split):
-    """Seconds of attention in a step, its resources added to split; clears the sums."""
-    total = 0.0
-    for kind in range(num_kinds):
-        row = attention[kind]
-        s = sums[kind]
-        if s.num_decodes > 0 and s.prefill_tokens > 0:
-            mixed = min(row.mixed_kv + row.mixed_growth * s.decode_keys, row.mixed_limit) * s.decode_keys
-            mixed += (row.mixed_sequence + row.mixed_tile * s.query_tiles / s.num_prefills) * s.num_decodes
-            split[KV] += mixed
-            total += mixed
-        if s.num_decodes > 0:
-            c = correction(row.decode_axes, row.decode_grid, s.num_decodes, s.decode_keys / s.num_decodes)
-            kv = row.decode_kv * s.decode_keys
-            activations = row.decode_activations * (s.num_decodes + s.more_queries)
-            compute = row.decode_compute * (s.decode_keys + s.more_pairs)
-            total += kernel_time(kv, activations, compute, row.decode_softness, row.decode_fixed, c, split)
-            s.num_decodes = 0
-            s.decode_keys = 0
-            s.more_queries = 0
-            s.more_pairs = 0
-        if s.prefill_tokens > 0:
-            c = correction(row.prefill_axes, row.prefill_grid, s.prefill_tokens, s.prefill_pairs / s.prefill_tokens)
-            kv = row.prefill_kv * s.prefill_keys
-            activations = row.prefill_activations * s.prefill_tokens
-            compute = row.prefill_compute * s.prefill_pairs + row.prefill_query * s.prefill_tokens
-            compute += row.prefill_tile * s.query_tiles
-            total += kernel_time(kv, activations, compute, row.prefill_softness, row.prefill_fixed, c, split)
-            s.prefill_tokens = 0
-            s.prefill_keys = 0
-            s.prefill_pairs = 0
-            s.query_tiles = 0
-            s.num_prefills = 0
-    return total
-
-
-@inlined
-def price_step(a, r):
-    """Seconds of the step just made: the slowest rank's linear[tokens] + head[sequences] + attention, and what all
-    ranks do together on the tokens of all.
-
-    An idle rank runs a dummy step. steps_priced counts the rows of the table used (their split by resource is added up
-    from it afterwards); attention's split is added to the replica's.
-    """
-    ranks = a.call[0].ranks
-    price = a.prices[r]
-    slowest = -1.0
-    chosen = 0
-    tokens = 0
-    for rank in range(ranks):
-        scheduler = a.schedulers[r * ranks + rank]
-        tokens += scheduler.num_tokens
-        logits = scheduler.num_scheduled + scheduler.num_verified
-        total = a.table[price.linear + scheduler.num_tokens] + a.table[price.head + logits]
-        if price.draft_first >= 0:
-            total += a.table[price.draft_first + scheduler.num_tokens]
-            total += a.table[price.draft_once + scheduler.num_drafting]
-            total += scheduler.draft_passes * a.table[price.draft_following + scheduler.num_drafting]
-            a.scratch[rank, DRAFT] = draft_attention_time(
-                a.sums[r * ranks + rank], scheduler, a.draft_attention[r], price.num_draft_kinds, price.first_attends
-            )
-            total += a.scratch[rank, DRAFT]
-        if scheduler.num_block_copies > 0:
-            copies = scheduler.num_block_copies * a.knobs[r].copy_block_time
-            a.replicas[r].num_block_copies += scheduler.num_block_copies
-            scheduler.num_block_copies = 0
-            a.scratch[rank, KV] += copies
-            total += copies
-        if scheduler.copy_time > 0.0:
-            a.scratch[rank, OFFLOAD] += scheduler.copy_time
-            total += scheduler.copy_time
-            a.replicas[r].load_time += scheduler.load_time
-            scheduler.copy_time = scheduler.load_time = 0.0
-        total += attention_time(a.sums[r * ranks + rank], a.attention[r], price.num_kinds, a.scratch[rank])
-        if total > slowest:
-            slowest = total
-            chosen = rank
-    scheduler = a.schedulers[r * ranks + chosen]
-    a.steps_priced[price.linear + scheduler.num_tokens] += 1
-    a.steps_priced[price.head + scheduler.num_scheduled + scheduler.num_verified] += 1
-    if price.draft_first >= 0:
-        a.steps_priced[price.draft_first + scheduler.num_tokens] += 1
-        a.steps_priced[price.draft_once + scheduler.num_drafting] += 1
-        a.steps_priced[price.draft_following + scheduler.num_drafting] += scheduler.draft_passes
-    if price.shared >= 0:
-        row = price.shared + (tokens + ranks - 1) // ranks
-        slowest += a.table[row]
-        a.steps_priced[row] += 1
-    for rank in range(ranks):
-        for resource in (KV, ACTIVATIONS, COMPUTE, LAUNCH, DRAFT, OFFLOAD):
-            if rank == chosen:
-                a.replicas[r].time_by_resource[resource] += a.scratch[rank, resource] * price.issue_share
-            a.scratch[rank, resource] = 0.0
-    return slowest
 
 
 @compiled

@@ -17,9 +17,9 @@ from .blocks import identify
 from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
+from .pricing import add_to_sums, add_verification
 from .queue import remove
 from .radix import match_prefix
-from .speculation import add_verification
 from .state import (
     ADMIT,
     DECODES,
@@ -30,7 +30,6 @@ from .state import (
     RESERVED_PER_SEQUENCE,
     RUNNING,
 )
-from .sums import add_to_sums
 
 
 @compiled

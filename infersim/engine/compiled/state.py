@@ -201,17 +201,10 @@ NODE = np.dtype(
 )
 
 CORRECTION = (7, 7)
-"""knots of an attention price's correction, over work and keys (cost/correction.py)"""
+"""knots of an attention price's correction: log2 of sequences or tokens, log2 of keys or pairs per one of them"""
 
 # One row per attention kind of the model (full, window, ...): seconds per unit of each sum, all layers of the kind.
-# decode  = (fixed + smooth_max(kv*keys + activations*sequences, compute*keys, softness)) * correction
-# prefill = (fixed + smooth_max(kv*keys + activations*tokens, compute*pairs + query*tokens + tile*query_tiles,
-#            softness)) * correction
-# and a step of both takes min(mixed_kv + mixed_growth*keys, mixed_limit)*keys more, of the decodes' keys, and
-# mixed_sequence + mixed_tile * (query_tiles of its mean prefill) for each decode
-# smooth_max(a, b, s) = (a + b + sqrt((a - b)**2 + 4 s a b)) / 2: the maximum at softness 0, the sum at 1.
-# correction = exp of what the grid says at (log2 of sequences or tokens, log2 of keys or pairs per one of them), linear
-# between its knots, constant beyond; axes: first knot of the one, knots per unit of it, and the same of the other.
+# law.py makes times of them.
 ATTENTION_PRICE = np.dtype(
     [
         ("window", "i8"),  # 0 = full attention, else keys visible to a query; < 0: those of its chunk of so many
@@ -220,8 +213,8 @@ ATTENTION_PRICE = np.dtype(
         ("decode_compute", "f8"),  # s per visible decode key (FLOPs at achieved rate)
         ("decode_fixed", "f8"),  # s per step that has a decode
         ("decode_softness", "f8"),
-        ("decode_axes", "f8", (4,)),
-        ("decode_grid", "f8", CORRECTION),
+        ("decode_axes", "f8", (4,)),  # first knot over work, knots per unit of it, and the same over keys
+        ("decode_grid", "f8", CORRECTION),  # ln of what the time is multiplied with
         ("prefill_kv", "f8"),  # s per prefill key
         ("prefill_activations", "f8"),  # s per prefill token
         ("prefill_compute", "f8"),  # s per query-key pair
@@ -418,6 +411,7 @@ PRICE = np.dtype(
         ("linear", "i8"),  # offset of the seconds by number of new tokens
         ("head", "i8"),  # offset of the seconds by number of scheduled sequences
         ("shared", "i8"),  # offset of the seconds by the mean of all ranks' new tokens, -1 for none
+        ("slow", "f8"),  # what every step's seconds are multiplied with: 1 unless a failure makes the replica slow
         ("issue_share", "f8"),  # of a step's latency after which the next step may start: 1 without pipeline stages
         ("num_kinds", "i8"),
         # of drafting, -1 for none: seconds by new tokens, by sequences that draft, and by these for each further pass
@@ -478,7 +472,7 @@ class Arrays(NamedTuple):
     knobs: np.ndarray  # KNOBS[R]
     prices: np.ndarray  # PRICE[R]
     table: np.ndarray  # f8[table_size], seconds
-    steps_priced: np.ndarray  # i8[table_size], how often each second was used
+    steps_priced: np.ndarray  # f8[table_size], how often each second was used, times how slow its replica was
     attention: np.ndarray  # ATTENTION_PRICE[R, 4]
     draft_attention: np.ndarray  # ATTENTION_PRICE[R, 4], of the drafters; window: the target's kind that sees the same
     plan: np.ndarray  # i4[R, max_num_seqs + 1, 2], drafts of a sequence and further passes, by running sequences
