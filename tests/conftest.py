@@ -1,6 +1,6 @@
 """Puts this folder on the path, so that tests can import their helpers; random examples are the same in every run.
 
-`make fuzz` explores: other examples in every run, more of them where a test does not say how many.
+`make fuzz` explores: other examples in every run.
 """
 
 import sys
@@ -10,7 +10,5 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("fixed", derandomize=True)
-settings.register_profile(
-    "explore", derandomize=False, database=None, max_examples=1000, print_blob=True, deadline=None
-)
+settings.register_profile("explore", derandomize=False, database=None, print_blob=True, deadline=None)
 settings.load_profile("fixed")

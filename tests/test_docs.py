@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from infersim.cli.app import app
 from infersim.config.scenario import Scenario
 from infersim.report.reference import reference
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
 
 
 def blocks(name, language):
@@ -67,3 +70,23 @@ def test_reference_has_every_key():
         assert f"\n## {link}\n" in text.lower()
     for key in ("candidates", "max_gpus", "objective"):
         assert f"| `{key}` |" in text
+
+
+def test_the_readme_shows_what_a_run_prints():
+    """To the last digit, which is the same on every machine."""
+    shown = re.search(r"```\n\$ (infersim run .*?)\n(.*?)```", README, re.DOTALL)
+    outcome = CliRunner().invoke(app, shlex.split(shown[1])[1:], env={"COLUMNS": "100"})
+    assert outcome.exit_code == 0
+    assert outcome.output.rstrip() == shown[2].rstrip()
+
+
+def test_the_readme_activates_what_make_creates():
+    folder = re.search(r"`source (\S+)/bin/activate`", README)[1]
+    assert f"VENV := {folder}\n" in (ROOT / "Makefile").read_text()
+    assert "infersim" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md")):
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
