@@ -90,3 +90,10 @@ def test_links_of_the_pages_lead_somewhere():
     for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md")):
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_files_that_architecture_names_exist():
+    named = re.findall(r"`([\w./-]+/[\w./-]*|Makefile)`", (ROOT / "ARCHITECTURE.md").read_text())
+    paths = {name for name in named if "NAME" not in name}
+    assert len(paths) > 25
+    assert not {name for name in paths if not (ROOT / name).exists()}

@@ -1,10 +1,11 @@
 """New random examples for every property test, for a stated time: `make fuzz MINUTES=30`.
 
 `make test` draws the same examples in every run. Here each round runs all property tests, in a new order with a new
-seed, and the last one ends with the test in which the time is up. A failure is shrunk and printed as Hypothesis prints it: the arguments, and a line @reproduce_failure(...) that
-makes the test fail again wherever it is added. What it found becomes an @example, or a test of its own.
+seed; the last one ends with the test in which the time is up. A failure is shrunk and printed as Hypothesis prints it:
+the arguments, and a line @reproduce_failure(...) that makes the test fail again wherever it is added. What was found
+becomes an @example, or a test of its own.
 
-Property tests that only make sense at length, such as those of random scenarios, stand in this folder.
+Property tests that need many examples, such as those of random scenarios, stand in this folder.
 """
 
 import random
