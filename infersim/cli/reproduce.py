@@ -37,17 +37,18 @@ def reproduce(
     if as_json:
         print(to_json(outcome))
     else:
+        print(outcome["tally"])
         for row in outcome["results"]:
             print(_line(row))
-        print(f"{outcome['ok']} ok, {outcome['failed']} failed, {outcome['not_applicable']} not applicable")
     return FAILED if outcome["failed"] else 0
 
 
 def _line(row: dict[str, Any]) -> str:
     from infersim.report.reproduction import number
 
-    word = {True: "ok", False: "FAILED", None: "n/a"}[row["ok"]]
-    if row["ok"] is None:
-        return f"{word:8}{row['id']:26}{row['note']}"
-    expected = number(row["expected"])
-    return f"{word:8}{row['id']:26}{expected} expected, {number(row['got'])} got; {row['unit']}; {row['note']}"
+    word = {"failed": "FAILED", "not applicable": "n/a"}.get(row["verdict"], row["verdict"])
+    start = f"{word:8}{row['evidence']:13}{row['id']:29}"
+    if row["verdict"] == "not applicable":
+        return start + row["note"]
+    text = f"{number(row['expected'])} expected, {number(row['got'])} got; {row['unit']}"
+    return start + "; ".join(filter(None, (text, row["note"])))

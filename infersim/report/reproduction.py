@@ -30,28 +30,35 @@ def number(value: float | tuple[float, ...] | None) -> str:
 
 
 def _head(outcome: dict[str, Any]) -> list[str]:
+    """The first line below the title counts the evidence."""
     return [
         "# Reproduction of published numbers",
         "",
-        "Written by `infersim reproduce --out reports`. Each number is recomputed from the product's own models; a",
-        "number that was used as an input is not counted. Tolerances are relative, or in the unit where +- stands",
-        "before them; where a source gives none, 5 % for closed forms and 20 % for simulations.",
+        f"{outcome['tally']}.",
         "",
-        f"{outcome['ok']} agree, {outcome['failed']} do not, {outcome['not_applicable']} are not applicable.",
+        "Written by `infersim reproduce --out reports`. *Simulated*: the engine, or the rule that it follows, ran.",
+        "*Closed form*: the product's cost models were evaluated. *Arithmetic*: printed numbers were combined without",
+        "the product. *Fitted*: a constant was chosen looking at this very row, which is therefore evidence of",
+        "nothing; other rows name such constants where they use them. Tolerances are the sources', relative, or in the",
+        "unit where +- stands before them; where a source gives none, 5 % for closed forms and arithmetic, 20 % for",
+        "simulations. [mutations.md](mutations.md) shows that claims fail when the product is wrong.",
     ]
+
+
+TITLES = {"failed": "Disagreements", "ok": "Agreements", "fitted": "Fitted"}
 
 
 def _tables(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
-    for title, verdict in (("Disagreements", False), ("Agreements", True)):
-        chosen = [row for row in rows if row["ok"] is verdict]
+    for verdict, title in TITLES.items():
+        chosen = [row for row in rows if row["verdict"] == verdict]
         if chosen:
             lines += [
                 "",
                 f"## {title}",
                 "",
-                "| id | expected | got | unit | tolerance | note | source |",
-                "|---|---|---|---|---|---|---|",
+                "| id | evidence | expected | got | unit | tolerance | note | fitted constants: on | source |",
+                "|---|---|---|---|---|---|---|---|---|",
             ]
         for row in chosen:
             expected = number(row["expected"])
@@ -59,15 +66,17 @@ def _tables(rows: list[dict[str, Any]]) -> list[str]:
                 expected = " to ".join(map(number, row["expected"]))
             cells = (
                 row["id"],
+                row["evidence"],
                 expected,
                 number(row["got"]),
                 row["unit"],
                 f"{'+-' if row['absolute'] else ''}{row['tolerance']:.3g}",
                 row["note"],
+                "; ".join(f"{constant}: {', '.join(on)}" for constant, on in row["fitted_on"].items()),
                 row["source"],
             )
             lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    left_out = [row for row in rows if row["ok"] is None]
+    left_out = [row for row in rows if row["verdict"] == "not applicable"]
     if left_out:
         lines += ["", "## Not applicable", "", "| id | reason | source |", "|---|---|---|"]
         lines += [f"| {row['id']} | {row['note']} | {row['source']} |" for row in left_out]

@@ -1,38 +1,55 @@
-"""What the literature says, recomputed: one row per claim."""
+"""What the literature says, computed again: one row per claim."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from infersim.config.base import near
 from infersim.config.errors import InputError
 
 Numbers = float | tuple[float, ...]
 
-CLOSED_FORM, SIMULATION = 0.05, 0.20
-"""relative tolerances where the source gives none"""
+SIMULATED, CLOSED_FORM, ARITHMETIC = "simulated", "closed form", "arithmetic"
+"""the evidence for a claim: a simulation ran; the product's cost models were evaluated; printed numbers were combined
+without the product"""
+EVIDENCE = (SIMULATED, CLOSED_FORM, ARITHMETIC)
+TOLERANCE = {SIMULATED: 0.20, CLOSED_FORM: 0.05, ARITHMETIC: 0.05}
+"""relative, where the source gives none"""
+OK, FAILED, FITTED, NOT_APPLICABLE = "ok", "failed", "fitted", "not applicable"
 
 
 @dataclass(frozen=True)
 class Claim:
     """One number, or several, and how we come by them.
 
-    tolerance is relative to each number expected, or in its unit if `absolute`. kind: value; relation, a statement
-    that must hold for all of many inputs (`share_holding`); behaviour, a simulated comparison; range, (low, high) that
-    each number must lie in.
-    compute gives None if this is not applicable: `note` says why. why: one line on a disagreement.
+    tolerance is relative to each number expected, or in its unit if `absolute`. kind: value; range, (low, high) that
+    each number must lie in; relation, a statement that must hold for all of many inputs, `share_holding`.
+    fitted_on: constants behind compute that were fitted, each with the ids of the rows that it was fitted on; a row
+    that is among them is evidence of nothing. why: one line on a disagreement.
+    compute gives None if the claim is not applicable: `note` says why.
     """
 
     id: str
     source: str
+    evidence: str
     expected: Numbers
     unit: str
     tolerance: float
     compute: Callable[[], Numbers | None]
     note: str
     kind: str = "value"
-    why: str = ""
     absolute: bool = False
+    fitted_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a constant was fitted on this very row."""
+        return any(self.id in rows for rows in self.fitted_on.values())
 
 
 def share_holding(cases: Iterable[bool]) -> float:
@@ -41,14 +58,41 @@ def share_holding(cases: Iterable[bool]) -> float:
     return sum(cases) / len(cases)
 
 
-def relation(id: str, source: str, compute: Callable[[], float], note: str, kind: str = "relation") -> Claim:
-    """A claim that something holds for all inputs tried."""
-    return Claim(id, source, 1.0, "share of inputs for which it holds", 0, compute, note, kind)
+@cache
+def printed() -> dict[str, dict[str, Any]]:
+    """What the literature prints, by id (anchors.yaml): source, value or range, unit, tolerance, or a reason."""
+    table = yaml.safe_load(files(__package__).joinpath("anchors.yaml").read_text(encoding="utf-8"))
+    return {id: {"source": source, **row} for source, rows in table.items() for id, row in rows.items()}
 
 
-def not_applicable(id: str, source: str, reason: str) -> Claim:
-    """A number that no simulator can recompute, or not from what its source prints."""
-    return Claim(id, source, 0.0, "", 0, lambda: None, reason)
+def expected(id: str) -> tuple[float, ...]:
+    """The numbers of a row."""
+    value = printed()[id]["value"]
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def claim(id: str, evidence: str, compute: Callable[[], Numbers], note: str = "", why: str = "", **fitted_on) -> Claim:
+    """A claim on a printed row; fitted_on: constant = rows."""
+    row = printed()[id]
+    kind = next((kind for kind in ("value", "range") if kind in row), "relation")
+    value = row.get(kind, 1.0)
+    value = tuple(value) if isinstance(value, list) else value
+    unit = row.get("unit", "share of inputs for which it holds")
+    text = row.get("tolerance", "0 %" if kind == "relation" else f"{100 * TOLERANCE[evidence]} %")
+    size, _, measure = text.partition(" ")
+    if text == "exact":  # to the digits printed
+        decimals = len(str(value).partition(".")[2]) if isinstance(value, float) else 0
+        tolerance = 0.5 * 10.0**-decimals
+    else:
+        tolerance = float(size) / (100 if measure == "%" else 1)
+    return Claim(
+        id, row["source"], evidence, value, unit, tolerance, compute, note, kind, measure != "%", fitted_on, why
+    )
+
+
+def not_applicable(id: str) -> Claim:
+    """A number that no simulator can compute again, or not from what its source prints."""
+    return Claim(id, printed()[id]["source"], "", 0.0, "", 0, lambda: None, printed()[id]["reason"])
 
 
 def _agrees(claim: Claim, got: Numbers) -> bool:
@@ -60,28 +104,42 @@ def _agrees(claim: Claim, got: Numbers) -> bool:
     return all(abs(a - b) <= most for a, b, most in zip(got, expected, margin, strict=True))
 
 
-FIELDS = ("id", "source", "kind", "expected", "unit", "tolerance", "absolute", "note")
+FIELDS = ("id", "source", "evidence", "kind", "expected", "unit", "tolerance", "absolute", "note", "fitted_on")
+
+
+def verdict(claim: Claim, got: Numbers | None) -> str:
+    if got is None:
+        return NOT_APPLICABLE
+    return FITTED if claim.fitted else OK if _agrees(claim, got) else FAILED
 
 
 def check(claims: Iterable[Claim]) -> dict[str, Any]:
-    """`results`, one row per claim, and how many of them are ok, failed, not_applicable."""
+    """`results`, one row per claim; how many are ok, failed, fitted, not_applicable; `evidence`, ok and failed of each
+    kind; `tally`, all of these in a line. Rows that a constant was fitted on count as neither."""
     results = []
     for claim in claims:
         got = claim.compute()
-        ok = None if got is None else _agrees(claim, got)
+        found = verdict(claim, got)
         row = {name: getattr(claim, name) for name in FIELDS}
-        if ok is False and claim.why:
-            row["note"] = f"{claim.note}; {claim.why}" if claim.note else claim.why
-        if ok is None:
+        if claim.why and found == FAILED:
+            row["note"] = "; ".join(filter(None, (claim.note, claim.why)))
+        if got is None:
             row["expected"] = None
-        results.append(row | {"got": got, "ok": ok})
-    verdicts = [row["ok"] for row in results]
-    return {
+        results.append(row | {"got": got, "verdict": found, "ok": {OK: True, FAILED: False}.get(found)})
+    found = [(row["evidence"], row["verdict"]) for row in results]
+    verdicts = [verdict for _, verdict in found]
+    outcome = {
         "results": results,
-        "ok": verdicts.count(True),
-        "failed": verdicts.count(False),
-        "not_applicable": verdicts.count(None),
+        **{name.replace(" ", "_"): verdicts.count(name) for name in (OK, FAILED, FITTED, NOT_APPLICABLE)},
+        "evidence": {kind: {name: found.count((kind, name)) for name in (OK, FAILED)} for kind in EVIDENCE},
     }
+    return {"tally": _tally(outcome), **outcome}
+
+
+def _tally(outcome: dict[str, Any]) -> str:
+    """One line: agreements and disagreements by evidence, then what counts as neither."""
+    kinds = [f"{kind}: {n[OK]} ok, {n[FAILED]} failed" for kind, n in outcome["evidence"].items() if n[OK] or n[FAILED]]
+    return "; ".join([*kinds, f"fitted: {outcome['fitted']}", f"not applicable: {outcome['not_applicable']}"])
 
 
 def select(claims: tuple[Claim, ...], ids: list[str]) -> list[Claim]:

@@ -11,14 +11,15 @@ from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.attention_io import KERNELS, forward_elements
 from infersim.cost.depth import compile_depths
-from infersim.cost.speculation import speedup, tokens_per_step
+from infersim.cost.speculation import speedup
 from infersim.cost.weight_only import KERNELS as INT4_KERNELS
 from infersim.cost.weight_only import gain as int4_gain
 from infersim.deployment import deploy
 from infersim.engine.early_exit import decode, full_depth
 
-from .drafters import overhead
 from .kwon import ASSUMED, latency
+from .simulation import CHAT, speed_up
+from .speculation import drafts
 
 Series = dict[str, list[tuple[float, float]]]
 
@@ -83,13 +84,12 @@ def _over_k() -> Figure:
     )
 
 
-def _gain(k: int, alpha: float, batch: int, context: int) -> float:
-    _, verify, drafting = overhead("Llama-3.1-8B", "eagle3", k, batch=batch, gpu="h100-sxm", context=context)
-    return tokens_per_step(alpha, k) / (verify + drafting)
+def _gain(k: int, batch: int, context: int) -> float:
+    return speed_up(*CHAT.values(), drafts("eagle3", k, 0.7), batch, context)
 
 
 def _over_batch() -> Figure:
-    lines = {f"k = {k}": [(b, _gain(k, 0.7, b, 600)) for b in (*BATCHES, 128, 256)] for k in (1, 3, 5, 7)}
+    lines = {f"k = {k}": [(b, _gain(k, b, 600)) for b in (*BATCHES, 128, 256)] for k in (1, 3, 5, 7)}
     return Figure(
         "speedup-over-batch",
         "Speculation over batch",
@@ -102,9 +102,12 @@ def _over_batch() -> Figure:
     )
 
 
+CONTEXTS = {1: (256, 1024, 4096, 16384, 65536), 16: (256, 1024, 4096, 16384), 64: (256, 1024, 4096)}
+"""tokens by batch, as far as one device holds them"""
+
+
 def _over_context() -> Figure:
-    contexts = (256, 1024, 4096, 16384, 65536)
-    lines = {f"batch {b}": [(c, _gain(3, 0.7, b, c)) for c in contexts] for b in (1, 16, 64)}
+    lines = {f"batch {b}": [(c, _gain(3, b, c)) for c in contexts] for b, contexts in CONTEXTS.items()}
     return Figure(
         "speedup-over-context",
         "Speculation over context",

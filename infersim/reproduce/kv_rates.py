@@ -7,11 +7,10 @@ import numpy as np
 
 from infersim.run import simulate
 
-from .claims import SIMULATION, Claim
-from .kv_sharing import TURNOVER, samples
-from .kwon import HOUR, PAPER, SERVERS, kv_time, latency, normalised_latency, requests_of, scenario
+from .claims import SIMULATED, Claim, claim
+from .kv_sharing import TURNOVER, TURNOVER_FITTED, samples
+from .kwon import HOST, HOUR, LENGTHS_FITTED, SERVERS, kv_time, latency, normalised_latency, requests_of, scenario
 
-SPEED = "Inference speed isn't just a model-size problem (notes)"
 LIMIT = 0.5  # s per output token, queueing included: assumed, the middle of figure 12's axis
 WIDTH = 6
 BLOCK_SIZES = (16, 32, 64, 128, 256)
@@ -41,13 +40,12 @@ def sustained(system: str, data: str, server: str) -> float:
 def sustained_beams(system: str) -> float:
     """The same of OPT-13B on Alpaca, each request being WIDTH beams. A beam that goes on as another copies its last
     block where they share paged memory, and all of its piece of contiguous memory (artifact, orca's block manager)."""
-    turnover = TURNOVER["alpaca"]
-    copy_time = turnover * (1 - 1 / WIDTH) * 2 * _piece() * kv_time("13b")
+    copy_time = TURNOVER * (1 - 1 / WIDTH) * 2 * _piece() * kv_time("13b")
 
     def holds(rate: float) -> bool:
         if system == "vllm":
             setting = scenario(system, "alpaca", rate, seconds=SHORT, width=WIDTH)
-            requests, beams = requests_of(setting), {"beam_width": WIDTH, "beam_turnover": turnover}
+            requests, beams = requests_of(setting), {"beam_width": WIDTH, "beam_turnover": TURNOVER}
             setting = setting.model_copy(update={"workload": setting.workload.model_copy(update=beams)})
         else:
             setting = scenario(system, "alpaca", rate, seconds=SHORT, width=WIDTH, copy_time=copy_time)
@@ -85,22 +83,23 @@ def _largest_good_block(data: str) -> float:
 
 def claims() -> tuple[Claim, ...]:
     note = f"{', '.join(model for model, *_ in SERVERS.values())}; assumed: {LIMIT} s per token, queueing included"
+    (sharegpt, alpaca), rates = LENGTHS_FITTED.values(), FIXED_RATES.values()
     return (
-        Claim("vllm.rate.vs_oracle", PAPER, (1.7, 2.7), "x rate over Orca (Oracle)", SIMULATION,
-              lambda: tuple(over("orca_oracle", server) for server in SERVERS), note, "range"),
-        Claim("vllm.rate.vs_max", PAPER, (2.7, 8.0), "x rate over Orca (Max)", 0.25,
-              lambda: tuple(over("orca_max", server) for server in SERVERS), note, "range"),
-        Claim("vllm.rate.vs_ft", PAPER, 22, "x rate over FasterTransformer, most", 0.30,
-              lambda: max(over("ft", server) for server in SERVERS), f"{note} (30 x at 0.35 s, 12 x at 0.6 s; others"
-              " hardly move); batches as large as in the artifact, answered when the last of a batch has ended"),
-        Claim("vllm.alpaca.oracle_basic_beam6", PAPER, (1.3, 2.3), "x rate over Orca (Oracle), one sequence and beams",
-              SIMULATION, _over_oracle_on_alpaca, "OPT-13B; 6 beams as in vllm.fig15.beam6, in contiguous memory 6"
-              " requests; copies are made at the device's bandwidth"),
-        Claim("kv.gain", SPEED, (2, 4), "x requests per second", SIMULATION, lambda: over("orca_max", "13b"),
-              f"OPT-13B on ShareGPT, blocks of 16 against reservations of 2,048, both at {LIMIT} s per token", "range"),
-        Claim("vllm.fig18b", PAPER, (128, 32), "tokens per block at most, ShareGPT and Alpaca", 0,
-              lambda: tuple(_largest_good_block(data) for data in FIXED_RATES),
-              f"{' and '.join(f'{rate:g}' for rate in FIXED_RATES.values())} requests a second for ten minutes;"
-              f" {TRACES} traces; assumed: good is at most {GOOD:g} times the latency of blocks of 16 (2.5 to 4.7 would"
-              " tell the same)"),
+        claim("vllm.rate.vs_oracle", SIMULATED, lambda: tuple(over("orca_oracle", server) for server in SERVERS), note,
+              **sharegpt, **HOST),
+        claim("vllm.rate.vs_max", SIMULATED, lambda: tuple(over("orca_max", server) for server in SERVERS), note,
+              **sharegpt, **HOST),
+        claim("vllm.rate.vs_ft", SIMULATED, lambda: max(over("ft", server) for server in SERVERS),
+              f"{note} (30 x at 0.35 s, 12 x at 0.6 s; others hardly move); batches as large as in the artifact,"
+              " answered when the last of a batch has ended", **sharegpt, **HOST),
+        claim("vllm.alpaca.oracle_basic_beam6", SIMULATED, _over_oracle_on_alpaca, "OPT-13B; 6 beams as in"
+              " vllm.fig15.beam6, in contiguous memory 6 requests; copies are made at the device's bandwidth",
+              **alpaca, **HOST, **TURNOVER_FITTED),
+        claim("kv.gain", SIMULATED, lambda: over("orca_max", "13b"),
+              f"OPT-13B on ShareGPT, blocks of 16 against reservations of 2,048, both at {LIMIT} s per token",
+              **sharegpt, **HOST),
+        claim("vllm.fig18b", SIMULATED, lambda: tuple(_largest_good_block(data) for data in FIXED_RATES),
+              f"{' and '.join(f'{rate:g}' for rate in rates)} requests a second for ten minutes; {TRACES} traces;"
+              f" assumed: good is at most {GOOD:g} times the latency of blocks of 16 (2.5 to 4.7 would tell the same)",
+              **sharegpt, **alpaca, **HOST),
     )  # fmt: skip

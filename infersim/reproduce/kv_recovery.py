@@ -9,9 +9,9 @@ from itertools import pairwise
 from infersim.config.hardware import load_hardware
 from infersim.models.catalog import load_model
 
-from .claims import Claim, relation, share_holding
-from .kwon import PAPER, SERVERS
-from .serving import prefill_time
+from .claims import SIMULATED, Claim, claim, share_holding
+from .kwon import SERVERS
+from .simulation import prompt_time
 
 TOKENS = 256  # of the sequence: assumed
 TRANSFER = 3e-6  # s to start one: assumed
@@ -28,8 +28,9 @@ def swap_time(block_size: int) -> float:
 
 
 def recompute_time() -> float:
+    """Seconds of the same tokens as a prompt."""
     name, gpu, tensor, _ = SERVERS["13b"]
-    return prefill_time(name, gpu, tensor, TOKENS, TOKENS)
+    return prompt_time(TOKENS, model=name, hardware=gpu, parallelism={"tensor": tensor})
 
 
 def _as_in_figure_19() -> float:
@@ -48,8 +49,7 @@ def _as_in_figure_19() -> float:
 
 def claims() -> tuple[Claim, ...]:
     note = (
-        f"{TOKENS} tokens of OPT-13B, {TRANSFER * 1e6:.0f} us to start a transfer: assumed; recomputed in"
-        f" {recompute_time() * 1e3:.0f} ms, swapped in {swap_time(1) * 1e3:.0f} (blocks of 1) to"
-        f" {swap_time(256) * 1e3:.0f} ms (256); the printed 20 % can be read in two ways and is not checked"
+        f"{TOKENS} tokens of OPT-13B, {TRANSFER * 1e6:.0f} us to start a transfer: assumed; recomputing is simulated;"
+        " the printed 20 % can be read in two ways and is not checked"
     )
-    return (relation("vllm.fig19", PAPER, _as_in_figure_19, note, "behaviour"),)
+    return (claim("vllm.fig19", SIMULATED, _as_in_figure_19, note),)

@@ -11,21 +11,15 @@ from infersim.explain.summary import kv_shares
 from infersim.run import run, simulate
 from infersim.workload.requests import Requests
 
-from .claims import Claim, relation, share_holding
+from .claims import SIMULATED, Claim, claim, share_holding
 from .kv_capacity import memory
-from .kwon import ASSUMED, LENGTHS, LONGEST, PAPER, requests_of, served
+from .kwon import ASSUMED, LENGTHS, LENGTHS_FITTED, LONGEST, requests_of, served
 
-NOTES = "The Papers Behind Modern Inference Optimisation (notes)"
-BLOG = "vLLM blog 2023-06-20"
 NUM_PROMPTS = {"alpaca": 10_000, "sharegpt": 1000}
-# Chance that a beam's successor comes of a beam drawn evenly: assumed, from width 4 on Alpaca, and from width 2, the
-# lower end, on ShareGPT, whose prompts were zeros (artifact, datasets/README.md): other text, other survivors.
-TURNOVER = {"alpaca": 0.1, "sharegpt": 0.025}
+TURNOVER = 0.1  # chance that a beam's successor comes of a beam drawn evenly
+TURNOVER_FITTED = {"chance that beams turn over, 0.1": ("vllm.fig15.beam4",)}
 WIDTHS = (2, 4, 6)
-SAMPLES = ((4, 8.53), (6, 9.79))
 BEAM_POINTS = 8
-BEAM_NOTE = "assumed: a beam follows on one drawn evenly with a chance of {}, chosen on {}"
-BEAMS = ((2, 37.56), (6, 55.16))
 
 
 def samples(requests: Requests, n: int) -> Requests:
@@ -64,9 +58,9 @@ def saved_by_cache(data: str, n: int) -> float:
 
 
 @cache
-def saved_by_beams(data: str, width: int, turnover: float | None = None) -> float:
+def saved_by_beams(data: str, width: int, turnover: float = TURNOVER) -> float:
     """Percent of the block-seconds that beams of one prompt save by sharing blocks, copied on write (vLLM 0)."""
-    beams = {"beam_width": width, "beam_turnover": TURNOVER[data] if turnover is None else turnover}
+    beams = {"beam_width": width, "beam_turnover": turnover}
     setting = _roomy(
         False, {"num_requests": NUM_PROMPTS[data], "request_rate": 0.1, **beams, **LENGTHS[data]}, "vllm-0"
     )
@@ -109,27 +103,19 @@ def _shared_once() -> float:
 
 
 def claims() -> tuple[Claim, ...]:
-    rows = [
-        Claim(f"vllm.fig15.parallel{n}", PAPER, expected, "% of blocks saved", 1,
-              partial(saved_by_samples, "alpaca", n),
-              f"over time, prompts forked and copied on write; simulated; {ASSUMED['alpaca']}", absolute=True)
-        for n, expected in SAMPLES
-    ] + [
-        Claim(f"vllm.fig15.beam{width}", PAPER, expected, "% of blocks saved", BEAM_POINTS,
-              partial(saved_by_beams, "alpaca", width), BEAM_NOTE.format(TURNOVER["alpaca"], "4 beams"), absolute=True)
-        for width, expected in BEAMS
-    ]  # fmt: skip
+    sharegpt, alpaca = LENGTHS_FITTED.values()
+    samples_note = "over time, prompts forked and copied on write"
     return (
-        *rows,
-        Claim("vllm.sharegpt.parallel", PAPER, (16.2, 30.5), "% of blocks saved by 2, 4, 6 samples", 3,
-              lambda: tuple(saved_by_samples("sharegpt", n) for n in WIDTHS),
-              f"as vllm.fig15.parallel4, but {ASSUMED['sharegpt']}", "range", absolute=True),
-        Claim("vllm.sharegpt.beam", PAPER, (44.3, 66.3), "% of blocks saved by 2, 4, 6 beams", BEAM_POINTS,
-              lambda: tuple(saved_by_beams("sharegpt", n) for n in WIDTHS),
-              BEAM_NOTE.format(TURNOVER["sharegpt"], "2 beams, the lower end, which is thus an input"), "range",
-              absolute=True),
-        relation("vllm.blog.waste", BLOG, _blog, "OPT-13B for LLaMA-13B: Orca's three reservations, vLLM, 6 beams;"
-                 " not checked: rates over systems that are not modelled", "behaviour"),
-        relation("kv.sharing", NOTES, _shared_once, "samples of a prompt by two models; 64 requests that begin alike",
-                 "behaviour"),
+        *(claim(f"vllm.fig15.parallel{n}", SIMULATED, partial(saved_by_samples, "alpaca", n),
+                f"{samples_note}; {ASSUMED['alpaca']}", **alpaca) for n in WIDTHS),
+        *(claim(f"vllm.fig15.beam{n}", SIMULATED, partial(saved_by_beams, "alpaca", n), **alpaca, **TURNOVER_FITTED)
+          for n in WIDTHS),
+        claim("vllm.sharegpt.parallel", SIMULATED, lambda: tuple(saved_by_samples("sharegpt", n) for n in WIDTHS),
+              f"{samples_note}; {ASSUMED['sharegpt']}", **sharegpt),
+        claim("vllm.sharegpt.beam", SIMULATED, lambda: tuple(saved_by_beams("sharegpt", n) for n in WIDTHS),
+              "beams turn over as on Alpaca", **sharegpt, **TURNOVER_FITTED,
+              why="prompts of ShareGPT were zeros (artifact, datasets/README.md), so that beams survive longer"),
+        claim("vllm.blog.waste", SIMULATED, _blog, "OPT-13B for LLaMA-13B: Orca's three reservations, vLLM, 6 beams;"
+              " not checked: rates over systems that are not modelled", **sharegpt),
+        claim("kv.sharing", SIMULATED, _shared_once, "samples of a prompt by two models; 64 requests that begin alike"),
     )  # fmt: skip

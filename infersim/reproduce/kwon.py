@@ -20,7 +20,6 @@ from infersim.workload.requests import Requests
 
 from .lengths import most_even
 
-PAPER = "Kwon et al. 2023, PagedAttention"
 GIB = 2.0**30
 LONGEST, BLOCK = 2048, 16
 SERVERS = {  # table 1: model, device, how many, GiB of KV cache (printed as GB)
@@ -31,9 +30,8 @@ SERVERS = {  # table 1: model, device, how many, GiB of KV cache (printed as GB)
 
 # Lengths with the printed means (figure 11), prompt and output independent of one another. What has 2,048 tokens or
 # more in all is left out (artifact, trace.py).
-# ShareGPT: what is most even; outputs with the variation that Orca's rows of figures 2 and 13a imply, 0.84.
-# Alpaca: log-normal, since its outputs vary more than what is most even: as Orca (Oracle) batches them in figure 13b,
-# by 1.05, and prompts by 0.6, which is what two samples of a prompt save in figure 15.
+# ShareGPT: what is most even. Alpaca: log-normal, since its outputs vary more than that. How much lengths vary was
+# fitted: rows that it was fitted on are no evidence.
 LENGTHS = {
     "sharegpt": {
         "input_tokens": most_even(161.31, LONGEST - 1),
@@ -44,6 +42,19 @@ LENGTHS = {
         "output_tokens": {"lognormal": {"mean": 58.45, "sigma": math.sqrt(math.log(1 + 1.05**2))}},
     },
 }
+LENGTHS_FITTED = {
+    "sharegpt": {
+        "variation of ShareGPT's outputs, 0.84": (
+            "vllm.fig2.orca_max", "vllm.fig2.orca_pow2", "vllm.fig2.orca_oracle", "vllm.fig13a.orca_max",
+            "vllm.fig13a.orca_pow2", "vllm.fig13a.orca_oracle", "vllm.derived.max", "vllm.derived.pow2",
+            "vllm.derived.oracle",
+        )
+    },
+    "alpaca": {
+        "variation of Alpaca's outputs, 1.05": ("vllm.fig13b.orca_oracle",),
+        "variation of Alpaca's prompts, 0.6": ("vllm.fig15.parallel2",),
+    },
+}  # fmt: skip
 ASSUMED = {"sharegpt": "assumed: lengths of most entropy", "alpaca": "assumed: log-normal lengths"}
 HOUR = 3600.0  # s of most traces (section 6.1)
 SATURATED = 4.0  # requests a second of figure 2, on ShareGPT (artifact, experiments/fig2.sh)
@@ -52,6 +63,7 @@ SATURATED = 4.0  # requests a second of figure 2, on ShareGPT (artifact, experim
 # after another (cacheflow/models/sample.py): as much as makes the step of `vllm.derived.step`, 45 ms with 30.42
 # conversations at once (mean of eight traces). Orca was rebuilt by the authors on the same, with the same limits.
 HOST_REQUEST = 0.24e-3
+HOST = {"time per request of a step, 0.24 ms": ("vllm.fig13a.vllm", "vllm.derived.step")}
 LIMITS = {"max_num_seqs": 2048, "max_num_batched_tokens": 2560}  # artifact, cacheflow/master/server.py
 PYTHON = {"preset": "orca", "enforce_eager": True, **LIMITS}
 SYSTEMS = {

@@ -11,48 +11,40 @@ import numpy as np
 
 from infersim.config.scenario import Scenario, build_scenario
 from infersim.metrics.result import Result
-from infersim.run import run, simulate
+from infersim.run import simulate
 
-from .claims import Claim, relation, share_holding
-from .drafters import overhead
+from .claims import SIMULATED, Claim, claim, share_holding
 from .kv_rates import highest
 from .kv_sharing import samples
 from .kwon import requests_of
+from .simulation import CHAT, simulated, token_time, tpot, ttft
+from .speculation import drafts
 
-TWO_WAYS = "Two Ways to Go Faster (notes)"
-SARATHI = "Agrawal et al. 2024, Sarathi-Serve"
-TURBOSPEC = "Liu et al. 2024, TurboSpec (arXiv 2406.14066)"
-CHAT = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}
 LENGTHS = {"input_tokens": 512, "output_tokens": 129}
 
 
 def _setting(**keys: Any) -> Scenario:
-    return build_scenario(CHAT | {"workload": {"num_requests": 32, **LENGTHS}} | keys, "reproduce")
+    return build_scenario(CHAT | keys, "reproduce")
+
+
+def _vllm() -> float:
+    """Blocks of 16 taken as needed; requests join while others run, up to what is asked for."""
+    result = simulated({"num_requests": 32, "max_concurrency": 8, **LENGTHS})
+    order = np.sort(result.requests["scheduled"])
+    joined = order[8] < result.requests["last_token"].max() and result.peak_running == 8
+    peak = result.peak_blocks <= 8 * -(-(512 + 129) // 16)
+    return share_holding([result.engine.block_size == 16, joined, peak])
 
 
 @cache
 def _one_by_one(preset: str, speculation: str = "", weights: str = "bf16", kv_cache: str = "bf16", mask: float = 0.0):
     """Eight requests, one at a time. speculation: method, or none."""
-    drafts = {"method": speculation, "num_speculative_tokens": 3, "acceptance": {"rate": 1.0}}
-    return run(
-        _setting(
-            engine={"preset": preset, "worker_sequence_time": mask} if mask else {"preset": preset},
-            precision={"weights": weights, "kv_cache": kv_cache},
-            workload={"num_requests": 8, "max_concurrency": 1, **LENGTHS},
-            speculation=drafts if speculation else None,
-        )
-    )[0]
-
-
-def tpot(result: Result) -> float:
-    """Mean seconds per output token after the first."""
-    r = result.requests
-    return float(((r["last_token"] - r["first_token"]) / (r["num_output_tokens"] - 1)).mean())
-
-
-def ttft(result: Result) -> float:
-    """Mean seconds to the first token."""
-    return float((result.requests["first_token"] - result.requests["sent"]).mean())
+    return simulated(
+        {"num_requests": 8, "max_concurrency": 1, **LENGTHS},
+        engine={"preset": preset, "worker_sequence_time": mask} if mask else {"preset": preset},
+        precision={"weights": weights, "kv_cache": kv_cache},
+        speculation=drafts(speculation, 3, 1.0) if speculation else None,
+    )
 
 
 def _sglang() -> float:
@@ -84,15 +76,14 @@ def _trtllm() -> float:
     """4-bit weights and FP8 each shorten the step, FP8 most of the prefill too; blocks of 32 as they fill; attention
     that keeps no matrix in memory; drafts save steps; requests join while others run."""
     preset = "trtllm-1.0-no-evict"
-    plain, int4, fp8, drafts = (
+    plain, int4, fp8, drafted = (
         _one_by_one(preset, **more)
         for more in ({}, {"weights": "int4"}, {"weights": "fp8", "kv_cache": "fp8"}, {"speculation": "eagle3"})
     )
-    many = run(_setting(engine={"preset": preset}, workload={"num_requests": 32, "max_concurrency": 8, **LENGTHS}))[0]
+    many = simulated({"num_requests": 32, "max_concurrency": 8, **LENGTHS}, engine={"preset": preset})
     long = {"num_requests": 1, "input_tokens": 16_000, "output_tokens": 2}
     unfused, fused = (
-        run(_setting(engine={"preset": preset, "attention_kernel": kernel}, workload=long))[0]
-        for kernel in ("standard", "flash3")
+        simulated(long, engine={"preset": preset, "attention_kernel": kernel}) for kernel in ("standard", "flash3")
     )
     joined = np.sort(many.requests["scheduled"])[8]
     return share_holding(
@@ -101,7 +92,7 @@ def _trtllm() -> float:
             ttft(fp8) < ttft(plain),
             many.engine.block_size == 32 and many.peak_blocks <= 8 * -(-(512 + 129) // 32),
             ttft(fused) < ttft(unfused),
-            drafts.num_steps < plain.num_steps / 3,
+            drafted.num_steps < plain.num_steps / 3,
             joined < many.requests["last_token"].max() and many.peak_running == 8,
         ]
     )
@@ -110,19 +101,9 @@ def _trtllm() -> float:
 @cache
 def _conversations(router: str) -> Result:
     """Sessions of four turns on four replicas."""
-    return run(
-        _setting(
-            cluster={"replicas": 4, "router": router},
-            workload={
-                "num_requests": 1200,
-                "turns": 4,
-                "request_rate": 5,
-                "think_time": 2.0,
-                "input_tokens": 1500,
-                "output_tokens": 100,
-            },
-        )
-    )[0]
+    turns = {"num_requests": 1200, "turns": 4, "request_rate": 5, "think_time": 2.0, "input_tokens": 1500,
+             "output_tokens": 100}  # fmt: skip
+    return simulated(turns, cluster={"replicas": 4, "router": router})
 
 
 def _hit_rate(result: Result) -> float:
@@ -139,23 +120,15 @@ def _dynamo() -> float:
     """Prefill apart: no decode step waits for a prompt, so the longest gaps shrink, and keys and values cross the link;
     routing by KV events finds more of the prompts; a drafter apart costs each step its round trip and nothing else."""
     long = {"num_requests": 300, "request_rate": 6, "input_tokens": 6000, "output_tokens": 100}
-    together = run(_setting(cluster={"replicas": 2}, workload=long), save_detailed=True)[0]
+    together = simulated(long, cluster={"replicas": 2}, save_detailed=True)
     link = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}, "transfer": {"bandwidth": 50e9}}
-    apart = run(_setting(cluster=link, workload=long), save_detailed=True)[0]
+    apart = simulated(long, cluster=link, save_detailed=True)
     worst = [np.percentile(result.itl_gaps, 99) for result in (together, apart)]
     near, far = (
-        run(
-            _setting(
-                workload={"num_requests": 4, "max_concurrency": 1, **LENGTHS},
-                speculation={
-                    "method": "draft_model",
-                    "model": "Llama-3.2-1B",
-                    "num_speculative_tokens": 3,
-                    "acceptance": {"rate": 0.7},
-                    "drafter": {"latency": latency},
-                },
-            )
-        )[0]
+        simulated(
+            {"num_requests": 4, "max_concurrency": 1, **LENGTHS},
+            speculation=drafts("draft_model", 3, 0.7) | {"drafter": {"latency": latency}},
+        )
         for latency in (0, 1e-3)
     )
     aware, dealt = _conversations("kv-aware"), _conversations("round-robin")
@@ -174,15 +147,9 @@ def _under_load() -> float:
     """Mean end-to-end latency: drafts shorten it at a low rate, lengthen it near what the engine sustains without, and
     lengthen it if few are accepted."""
 
-    def latency(rate: float, drafts: int, acceptance: float) -> float:
-        speculation = {
-            "method": "draft_model",
-            "model": "Llama-3.2-1B",
-            "num_speculative_tokens": drafts,
-            "acceptance": {"rate": acceptance},
-        }
+    def latency(rate: float, k: int, acceptance: float) -> float:
         load = {"num_requests": 600, "request_rate": rate, **LENGTHS}
-        result = run(_setting(workload=load, speculation=speculation if drafts else None))[0]
+        result = simulated(load, speculation=drafts("draft_model", k, acceptance) if k else None)
         return float((result.requests["last_token"] - result.requests["sent"]).mean())
 
     low, high = 1.0, 90.0
@@ -206,12 +173,15 @@ STRICT, DELAY = 5, 2.0
 
 def _capacity(preset: str) -> float:
     """Requests per second of Mistral-7B on an A100 within these limits."""
-    limit = STRICT * overhead("Mistral-7B", "ngram", 1, batch=32, context=4096)[0]
+    limit = STRICT * token_time("Mistral-7B", "a100-sxm-80gb", 32, 4096)
 
     def holds(rate: float) -> bool:
-        data = {"model": "Mistral-7B", "hardware": "a100-sxm-80gb", "engine": {"preset": preset, "max_model_len": 8192}}
-        load = {"num_requests": 1500, "request_rate": rate, **SHAREGPT4}
-        result = run(build_scenario(data | {"workload": load}, "reproduce"), save_detailed=True)[0]
+        load, engine = (
+            {"num_requests": 1500, "request_rate": rate, **SHAREGPT4},
+            {"preset": preset, "max_model_len": 8192},
+        )
+        deployment = {"model": "Mistral-7B", "hardware": "a100-sxm-80gb", "engine": engine}
+        result = simulated(load, **deployment, save_detailed=True)
         delay = np.median(result.requests["scheduled"] - result.requests["sent"])
         return bool(np.percentile(result.itl_gaps, 99) <= limit and delay <= DELAY)
 
@@ -219,15 +189,15 @@ def _capacity(preset: str) -> float:
 
 
 def claims() -> tuple[Claim, ...]:
-    behaviour = "behaviour"
     return (
-        relation("sys.sglang", TWO_WAYS, _sglang, "radix cache, grammar's mask and forced tokens, drafts", behaviour),
-        relation("sys.trtllm", TWO_WAYS, _trtllm, "INT4, FP8, paging, fused attention, drafts, joining", behaviour),
-        relation("sys.dynamo", TWO_WAYS, _dynamo, "prefill apart, KV routing, a drafter apart", behaviour),
-        relation("sys.llmd", TWO_WAYS, _llmd, "conversations of four turns on four replicas", behaviour),
-        Claim("sarathi.cap", SARATHI, 2.6, "x requests per second over vLLM, Mistral-7B", 0.25,
-              lambda: _capacity("sarathi") / _capacity("vllm-0"), "P99 between tokens within five decode steps; chunks"
-              " of 512; assumed: log-normal lengths; the larger models' contexts are longer than their checkpoints'"),
-        relation("turbospec", TURBOSPEC, _under_load, "Llama-3.2-1B drafts five for Llama-3.1-8B; the largest gain,"
-                 " printed as 3.2x, is over loads that are not listed", behaviour),
+        claim("sys.vllm", SIMULATED, _vllm, "a run with 8 of 32 requests at once"),
+        claim("sys.sglang", SIMULATED, _sglang, "radix cache, grammar's mask and forced tokens, drafts"),
+        claim("sys.trtllm", SIMULATED, _trtllm, "INT4, FP8, paging, fused attention, drafts, joining"),
+        claim("sys.dynamo", SIMULATED, _dynamo, "prefill apart, KV routing, a drafter apart"),
+        claim("sys.llmd", SIMULATED, _llmd, "conversations of four turns on four replicas"),
+        claim("sarathi.cap", SIMULATED, lambda: _capacity("sarathi") / _capacity("vllm-0"), "P99 between tokens within"
+              " five decode steps; chunks of 512; assumed: log-normal lengths; the larger models' contexts are"
+              " longer than their checkpoints'"),
+        claim("turbospec", SIMULATED, _under_load, "Llama-3.2-1B drafts five for Llama-3.1-8B; the largest gain,"
+              " printed as 3.2x, is over loads that are not listed"),
     )  # fmt: skip
