@@ -17,11 +17,10 @@ from .config.speculation import Speculation
 from .config.units import short
 from .config.workload import Workload
 from .cost.attention_io import with_attention_kernel
+from .cost.batch import batch_time, draft_time
 from .cost.depth import with_early_exit
 from .cost.drafting import (
-    batch_time,
     compile_draft_cost,
-    draft_time,
     drafter_placement,
     own_bytes,
     verification_engine,
@@ -119,7 +118,9 @@ class Deployment:
         for batch in dict.fromkeys(np.geomspace(1, limit, 40).astype(int).tolist()):
 
             def rate(k: int, batch=batch) -> float:
-                seconds = batch_time(cost, batch, GOODPUT_CONTEXT, k) + draft_time(draft, batch, GOODPUT_CONTEXT, k)
+                seconds = batch_time(cost, batch, GOODPUT_CONTEXT, k) + draft_time(
+                    draft, cost, batch, GOODPUT_CONTEXT, k
+                )
                 return (1 + chances[:k].sum()) / seconds
 
             result.append((batch, max(range(most + 1), key=rate)))

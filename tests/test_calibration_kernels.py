@@ -20,10 +20,11 @@ from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware, load_hardware
 from infersim.config.resources import parse_yaml
 from infersim.cost.collectives import collective
-from infersim.cost.correction import exp2, interpolate, log2
+from infersim.cost.correction import exp2, interpolate
 from infersim.cost.moe import Routing
 from infersim.cost.operator import Operator
 from infersim.cost.roofline import add_time, rate, zero_split
+from infersim.engine.compiled.law import log2
 
 sys.path.insert(0, str(Path(__file__).parent / "fidelity"))
 H100 = load_hardware("h100-sxm")

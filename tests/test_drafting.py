@@ -9,10 +9,9 @@ from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.config.speculation import Acceptance, Speculation
+from infersim.cost.batch import batch_time, draft_time
 from infersim.cost.drafting import (
-    batch_time,
     compile_draft_cost,
-    draft_time,
     drafter,
     own_bytes,
     verification_engine,
@@ -50,7 +49,8 @@ def test_no_drafting_is_faster_than_its_bytes(deployment, speculation):
     """Each pass reads the drafter's weights; and more drafts never cost less."""
     cost = compile_draft_cost(speculation, deployment.placement, deployment.engine)
     k = speculation.num_speculative_tokens
-    seconds = draft_time(cost, 1, 1000, k)
+    target = deployment.step_cost()
+    seconds = draft_time(cost, target, 1, 1000, k)
     model = drafter(speculation, deployment.model)
     if model is not None:
         read = 2 * (
@@ -59,9 +59,9 @@ def test_no_drafting_is_faster_than_its_bytes(deployment, speculation):
         assert seconds > speculation.depth * read / deployment.hardware.memory_bandwidth
     elif speculation.method == "medusa":
         assert seconds > own_bytes(speculation, deployment.placement)[0] / deployment.hardware.memory_bandwidth
-    times = [draft_time(cost, 8, 1000, n) for n in range(1, k + 1)]
+    times = [draft_time(cost, target, 8, 1000, n) for n in range(1, k + 1)]
     assert times == sorted(times)
-    assert draft_time(cost, 32, 1000, k) >= draft_time(cost, 1, 1000, k)
+    assert draft_time(cost, target, 32, 1000, k) >= draft_time(cost, target, 1, 1000, k)
 
 
 def test_verification_is_cheap_while_bytes_bind_and_then_is_not(deployment):
@@ -75,7 +75,7 @@ def test_verification_is_cheap_while_bytes_bind_and_then_is_not(deployment):
 
 def test_eagle3_drafts_cheaper_than_eagle_and_both_than_a_draft_model(deployment):
     seconds = [
-        draft_time(compile_draft_cost(s, deployment.placement, deployment.engine), 1, 1000, 4)
+        draft_time(compile_draft_cost(s, deployment.placement, deployment.engine), deployment.step_cost(), 1, 1000, 4)
         for s in (described("ngram"), described("eagle3"), described("eagle"), METHODS[0])
     ]
     assert seconds == sorted(seconds)

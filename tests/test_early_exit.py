@@ -17,8 +17,8 @@ from infersim.config.hardware import load_hardware
 from infersim.config.network import load_network
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
+from infersim.cost.batch import batch_time
 from infersim.cost.depth import compile_depths
-from infersim.cost.drafting import batch_time
 from infersim.cost.early_exit import entropy, expected_cost, gain, needed_share, wait_for_all_gain
 from infersim.deployment import deploy
 from infersim.engine.early_exit import decode, full_depth

@@ -64,10 +64,10 @@ def test_speculation_shortens_tpot_as_the_closed_form_says():
     (plain,), (fast,) = run(scenario_of()), run(scenario_of(EAGLE))
     tpot = [((r.requests["last_token"] - r.requests["first_token"]) / 399).mean() for r in (plain, fast)]
     deployment = deployment_of(scenario_of(EAGLE))
-    from infersim.cost.drafting import batch_time, draft_time
+    from infersim.cost.batch import batch_time, draft_time
 
     cost, draft = deployment.step_cost(), deployment.draft_cost()
-    step = batch_time(cost, 4, 264, 3) + draft_time(draft, 4, 264, 3)
+    step = batch_time(cost, 4, 264, 3) + draft_time(draft, cost, 4, 264, 3)
     expected = tokens_per_step(fast) * batch_time(cost, 4, 264) / step
     assert tpot[0] / tpot[1] == pytest.approx(expected, rel=0.05)
 

@@ -19,9 +19,9 @@ from infersim.cost.laws import (
     link_bandwidth,
     moe_coordinates,
     quantization,
-    smooth_max,
 )
 from infersim.cost.moe import filled
+from infersim.engine.compiled.law import smooth_max
 
 from .fit import Parameter
 from .tables import Rows

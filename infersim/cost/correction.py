@@ -12,16 +12,8 @@ import numpy as np
 from infersim.config.hardware import Correction
 
 
-def log2(x) -> np.ndarray:
-    """log2, exact at powers of two and linear between them (at most 0.09 below): a float's bits, read as an integer.
-
-    What the compiled engine can afford per step.
-    """
-    return np.asarray(x, dtype=float).view(np.int64) * 2.0**-52 - 1023.0
-
-
 def exp2(y) -> np.ndarray:
-    """The inverse of `log2`."""
+    """The inverse of the engine's log2."""
     return np.round((np.asarray(y, dtype=float) + 1023.0) * 2.0**52).astype(np.int64).view(float)
 
 

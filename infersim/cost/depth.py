@@ -12,7 +12,7 @@ from infersim.config.network import Network, Stage
 from infersim.engine.price import Depths, StepCost
 from infersim.models.architecture import Model
 
-from .drafting import attention_time
+from .batch import attention_time, decodes
 from .efficiency import efficiency
 from .placement import Placement
 from .steptime import compile_step_cost
@@ -36,7 +36,8 @@ def compile_depths(early_exit: EarlyExit, placement: Placement, engine: Resolved
         part = replace(model, layers=model.layers[first:last], embedding_params=0 if first else model.embedding_params)
         cost = compile_step_cost(replace(placement, model=part), quiet)
         head = cost.head.sum(axis=1)
-        attention = np.array([attention_time(cost.attention, n, context) if n else 0.0 for n in range(batch + 1)])
+        many = [decodes(n, context) for n in range(1, batch + 1)]
+        attention = np.array([0.0, *(attention_time(cost.attention, each) for each in many)])
         segments.append(cost.linear.sum(axis=1)[: batch + 1] + attention)
     segments[-1] = segments[-1] + head[: batch + 1]
     backfill = [_backfill(early_exit, placement, layer) for layer in exits]

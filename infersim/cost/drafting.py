@@ -9,7 +9,7 @@ from infersim.config.errors import InputError
 from infersim.config.parallelism import Parallelism
 from infersim.config.speculation import Speculation
 from infersim.engine.compiled.state import ATTENTION_PRICE
-from infersim.engine.price import DraftCost, StepCost
+from infersim.engine.price import DraftCost
 from infersim.models.architecture import Model
 from infersim.models.catalog import load_model
 
@@ -179,41 +179,3 @@ def _medusa_time(speculation: Speculation, target: Placement, sequences: int) ->
 def verification_engine(engine: ResolvedEngine, drafts: int) -> ResolvedEngine:
     """The engine as the target's tables must see it: a sequence brings up to 1 + drafts tokens and as many logits."""
     return replace(engine, max_num_seqs=min(engine.max_num_seqs * (1 + drafts), engine.max_num_batched_tokens))
-
-
-def batch_time(cost: StepCost, sequences: int, context: int, drafts: int = 0) -> float:
-    """Seconds of a step in which so many sequences decode after `context` tokens, with `drafts` verified each."""
-    queries = 1 + drafts
-    seconds = cost.linear[sequences * queries].sum() + cost.head[sequences * queries].sum()
-    return float(seconds) + attention_time(cost.attention, sequences, context, queries)
-
-
-def attention_time(attention: np.ndarray, sequences: int, context: int, queries: int = 1) -> float:
-    """Seconds of decode attention: keys are read once per sequence, and met by every query."""
-    total = 0.0
-    for row in attention:
-        window = int(row["window"])
-        visible = [_visible(context + i, window) for i in range(queries)]
-        keys, pairs = sequences * max(visible), sequences * sum(visible)
-        memory = row["decode_kv"] * keys + row["decode_activations"] * sequences * queries
-        compute, softness = row["decode_compute"] * pairs, row["decode_softness"]
-        smooth = (memory + compute + np.sqrt((memory - compute) ** 2 + 4 * softness * memory * compute)) / 2
-        total += row["decode_fixed"] + smooth
-    return float(total)
-
-
-def _visible(position: int, window: int) -> int:
-    """Keys that the query at a position sees, itself included."""
-    if window < 0:
-        return position % -window + 1
-    return min(position + 1, window) if window else position + 1
-
-
-def draft_time(cost: DraftCost, sequences: int, context: int, drafts: int) -> float:
-    """Seconds of drafting in the same step."""
-    if drafts == 0:
-        return float(cost.first[sequences]) if cost.first_attends else 0.0
-    passes = int(cost.passes[drafts])
-    seconds = cost.first[sequences * (1 + drafts)] + cost.once[sequences] + passes * cost.following[sequences]
-    attends = passes + cost.first_attends
-    return float(seconds) + attends * attention_time(cost.attention, sequences, context)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from infersim.config.hardware import Hardware, OperatorEfficiency
+from infersim.engine.compiled.law import log2
 from infersim.engine.compiled.state import QUERY_TILE
-
-from .correction import log2
 
 # Heights and widths of the output tiles that GEMM kernels of cuBLAS and CUTLASS have, and ways to split K.
 TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
@@ -24,11 +23,6 @@ STEP = 64
 """rows of M between which no tile count changes"""
 SPLIT_ROWS = 1024
 """taller matrices fill the SMs without a split along K"""
-
-
-def smooth_max(a, b, softness):
-    """Time of two activities of a and b seconds: the longer at softness 0 (perfect overlap), their sum at 1 (none)."""
-    return 0.5 * (a + b + np.sqrt((a - b) ** 2 + 4.0 * softness * a * b))
 
 
 def gemm_compute(shares: OperatorEfficiency, hardware: Hardware, peak: float, m, n, k) -> np.ndarray:

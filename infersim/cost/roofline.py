@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infersim.config.hardware import Hardware, OperatorEfficiency
+from infersim.engine.compiled.law import smooth_max
 from infersim.engine.compiled.state import (
     ACTIVATIONS,
     COLLECTIVES,
@@ -31,7 +32,6 @@ from .laws import (
     gemm_coordinates,
     moe_coordinates,
     quantization,
-    smooth_max,
 )
 from .operator import Operator, Sums, evaluate
 

@@ -1,17 +1,19 @@
 """Compiles a deployment into the engine's tables of seconds."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
+from infersim.engine.compiled.law import decode_demand, prefill_demand, smooth_max
 from infersim.engine.compiled.state import ATTENTION_PRICE, CORRECTION, HOST, LAUNCH, MAX_ATTENTION_KINDS, QUERY_TILE
 from infersim.engine.price import StepCost
 
 from .correction import exp2
 from .efficiency import EXPERT_KERNELS, efficiency, launch
-from .laws import attention_coordinates, smooth_max
+from .laws import attention_coordinates
 from .mixed import add_mixed
 from .operator import Operator
 from .operators import forward_pass
@@ -91,15 +93,19 @@ def _rising_attention(prices: np.ndarray) -> np.ndarray:
 
 def _kernel_time(row: np.void, phase: str, queries: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Seconds of one attention kernel before its correction; of a prefill one chunk, or prompts without a context."""
-    pairs = queries * means
-    kv, activations, compute, fixed, softness = (
-        row[f"{phase}_{name}"] for name in ("kv", "activations", "compute", "fixed", "softness")
+    price, pairs = SimpleNamespace(**{name: row[name] for name in row.dtype.names}), queries * means
+    if phase == "decode":
+        sums = SimpleNamespace(num_decodes=queries, more_queries=0, decode_keys=pairs, more_pairs=0)
+        kv, activations, compute = decode_demand(price, sums)
+        return price.decode_fixed + smooth_max(kv + activations, compute, price.decode_softness)
+    sums = SimpleNamespace(
+        prefill_tokens=queries,
+        prefill_keys=np.maximum(means + queries / 2, queries),
+        prefill_pairs=pairs,
+        query_tiles=queries / QUERY_TILE,
     )
-    seen, computing = pairs, compute * pairs
-    if phase == "prefill":
-        seen = np.maximum(means + queries / 2, queries)
-        computing = computing + row["prefill_query"] * queries + row["prefill_tile"] * queries / QUERY_TILE
-    return fixed + smooth_max(kv * seen + activations * queries, computing, softness)
+    kv, activations, compute = prefill_demand(price, sums)
+    return price.prefill_fixed + smooth_max(kv + activations, compute, price.prefill_softness)
 
 
 def launches(operator: Operator) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 from infersim.config.early_exit import EarlyExit
 from infersim.config.engine import ResolvedEngine
 from infersim.config.hardware import Hardware
+from infersim.cost.batch import batch_time, decodes, draft_time, step_split
 from infersim.cost.depth import compile_depths
-from infersim.cost.drafting import attention_time, batch_time, draft_time
 from infersim.cost.early_exit import needed_share
 from infersim.cost.placement import Placement
 from infersim.cost.weight_only import KERNELS, crossover_rows
@@ -27,11 +27,9 @@ CONTEXTS = (256, 1024, 4096, 16384, 65536)
 
 def regime(cost: StepCost, sequences: int, context: int, drafts: int = 0) -> str:
     """What binds such a step: bandwidth or compute; launch where fixed costs are more than either."""
-    tokens = sequences * (1 + drafts)
-    split = cost.linear[tokens] + cost.head[tokens]
+    split = step_split(cost, decodes(sequences, context, drafts))
     memory, compute = split[[WEIGHTS, KV, ACTIVATIONS]].sum(), split[COMPUTE]
-    memory += attention_time(cost.attention, sequences, context, 1 + drafts)  # decode attention reads
-    rest = split.sum() - split[[WEIGHTS, KV, ACTIVATIONS, COMPUTE]].sum()
+    rest = split.sum() - memory - compute
     names = {"bandwidth": memory, "compute": compute, "launch and other fixed costs": rest}
     return max(names, key=names.get)
 
@@ -47,7 +45,7 @@ def speculation_over_batch(
             break
         plain = batch_time(cost, batch, context)
         costs = [
-            (batch_time(cost, batch, context, k) + draft_time(draft, batch, context, k)) / plain if k else 1.0
+            (batch_time(cost, batch, context, k) + draft_time(draft, cost, batch, context, k)) / plain if k else 1.0
             for k in range(most + 1)
         ]
         gains = tokens / costs
@@ -86,7 +84,7 @@ def speculation_over_context(
     for context in CONTEXTS:
         if context <= longest:
             plain = batch_time(cost, batch, context)
-            time = batch_time(cost, batch, context, most) + draft_time(draft, batch, context, most)
+            time = batch_time(cost, batch, context, most) + draft_time(draft, cost, batch, context, most)
             rows.append({"context": context, "gain": float(tokens[most] * plain / time)})
     return rows
 

@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from infersim.cost.batch import attention_split
 from infersim.cost.depth import passed, with_early_exit
 from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.roofline import peak_flops
 from infersim.cost.steptime import compile_step_cost
+from infersim.engine.compiled.law import chunked_pairs
 from infersim.engine.compiled.state import COMPLETED, DRAFT, HOST, QUERY_TILE, RESOURCES
 from infersim.engine.price import StepCost
 from infersim.metrics.result import Result
@@ -226,19 +229,19 @@ class Work:
         split = _between(cost.linear, tokens) + _between(cost.head, tokens)
         if cost.shared is not None:
             split += _between(cost.shared, tokens)
-        for row in cost.attention:
-            keys = batch * self.decode_keys(int(row["window"])) / self.decodes
-            kv, activations = float(row["decode_kv"]) * keys, float(row["decode_activations"]) * batch
-            compute, softness = float(row["decode_compute"]) * keys, float(row["decode_softness"])
-            memory = kv + activations
-            time = 0.5 * (memory + compute + ((memory - compute) ** 2 + 4 * softness * memory * compute) ** 0.5)
-            bound = {"kv": kv / memory, "activations": activations / memory} if memory >= compute else {"compute": 1.0}
-            for name, share in bound.items():
-                split[RESOURCES.index(name)] += time * share
-            split[RESOURCES.index("launch")] += float(row["decode_fixed"])
+        sums = [self._decode_sums(int(row["window"])) for row in cost.attention]
+        split += attention_split(cost.attention, sums)
         for resource in (HOST, DRAFT):
             split[resource] += self.result.time_by_resource[resource] / self.result.num_steps
         return dict(zip(RESOURCES, split.tolist(), strict=True)), self._decode_moved(batch)
+
+    def _decode_sums(self, window: int) -> SimpleNamespace:
+        """state.SUMS of a pure decode step of the average batch; a draft sees as many keys as the token before it."""
+        batch, more = self.decode_batch, self.tokens_per_visit - 1
+        keys = batch * self.decode_keys(window) / self.decodes
+        return SimpleNamespace(
+            num_decodes=batch, decode_keys=keys, more_queries=batch * more, more_pairs=keys * more, prefill_tokens=0
+        )
 
     def mean_step(self) -> dict[str, float]:
         """Seconds by resource of the run's mean step, from its start to its tokens: through all pipeline stages."""
@@ -279,7 +282,7 @@ def decode_keys(prompt: np.ndarray, output: np.ndarray, window: int = 0) -> np.n
     but the first; with a window below 0 the keys of its own chunk of so many; 0: all."""
     steps = output - 1
     if window < 0:
-        return _chunked(prompt + output, -window) - _chunked(prompt + 1, -window)
+        return chunked_pairs(prompt + output, -window) - chunked_pairs(prompt + 1, -window)
     if not window:
         return steps * prompt + steps * (steps + 1) // 2
     inside = np.clip(window - prompt, 0, steps)
@@ -289,15 +292,9 @@ def decode_keys(prompt: np.ndarray, output: np.ndarray, window: int = 0) -> np.n
 def _pairs(tokens: np.ndarray, window: int) -> np.ndarray:
     """Query-key pairs of so many tokens from the start, as layers of the window see them."""
     if window < 0:
-        return _chunked(tokens, -window)
+        return chunked_pairs(tokens, -window)
     inside = np.minimum(tokens, window) if window else tokens
     return inside * (inside + 1) // 2 + (tokens - inside) * inside
-
-
-def _chunked(end: np.ndarray, chunk: int) -> np.ndarray:
-    """Keys that the queries at positions 0 .. end - 1 see, those of their own chunk up to themselves."""
-    whole, rest = end // chunk, end % chunk
-    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
 
 
 def _between(table: np.ndarray, row: float) -> np.ndarray:
