@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from infersim.config.engine import Engine, resolve
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
+from infersim.config.published import published
 from infersim.cost.attention_io import (
     KERNELS,
-    RATES,
     backward_flops,
     block_sizes,
     forward_elements,
@@ -37,11 +37,12 @@ def test_a_named_kernel_replaces_the_measured_one():
         engine = resolve(Engine(max_model_len=8192), device, 131072)
         cost = compile_step_cost(Placement(load_model("Llama-3.1-8B"), device), engine)
         rows[kernel] = cost.attention[0]
+    share = published().attention_kernels["hopper"]
     pair = [float(rows[kernel]["prefill_compute"]) for kernel in KERNELS]
     assert pair == sorted(pair, reverse=True)
-    assert pair[0] / pair[3] == pytest.approx(RATES["flash3", "hopper"][0] / RATES["standard", "hopper"][0])
+    assert pair[0] / pair[3] == pytest.approx(share["flash3"].share / share["standard"].share)
     assert all(rows[kernel]["decode_kv"] == rows[None]["decode_kv"] for kernel in KERNELS)
-    with pytest.raises(InputError, match="flash3 needs Hopper"):
+    with pytest.raises(InputError, match="flash3 does not run on a100-sxm-80gb"):
         with_attention_kernel(load_hardware("a100-sxm-80gb"), "flash3")
 
 

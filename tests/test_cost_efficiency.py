@@ -6,8 +6,10 @@ import pytest
 
 from infersim.config.hardware import OPERATOR_CLASSES, OperatorEfficiency, load_hardware
 from infersim.config.parallelism import Parallelism
+from infersim.config.published import generations, profile, published
 from infersim.config.resources import names
-from infersim.cost.efficiency import FIGURES, GENERATIONS, LAUNCH, OTHER, efficiency, launch
+from infersim.cost.efficiency import efficiency, launch
+from infersim.cost.mixed import beside_prefill
 from infersim.cost.placement import Placement
 from infersim.cost.steptime import provenance
 from infersim.models.catalog import load_model
@@ -24,7 +26,7 @@ def test_every_profile_has_every_efficiency(name, operator_class):
     assert len(found.source) > 20
     own = load_hardware(name).efficiency.keys() & {operator_class, f"{operator_class}.bf16"}
     assert (found.provenance == "calibrated") == bool(own)
-    assert (found.provenance == "published") == (not own and name in FIGURES.get(operator_class, ()))
+    assert (found.provenance == "published") == (not own and name in published().operators.get(operator_class, ()))
 
 
 def test_a_device_without_figures_takes_its_generations_and_says_so():
@@ -50,9 +52,26 @@ def test_the_profile_comes_first():
 
 
 def test_every_chain_ends_at_a_figure():
-    for chain in (*GENERATIONS.values(), ()):
-        for table in (*FIGURES.values(), LAUNCH):
-            assert any(name in table for name in (*chain, *OTHER))
+    """And what a generation takes from elsewhere is there."""
+    figures = published()
+    for generation in generations().values():
+        for table in (*figures.operators.values(), figures.launch):
+            assert any(name in table for name in (*generation.efficiencies_of, *generations()["other"].efficiencies_of))
+        assert generation.attention_kernels in figures.attention_kernels
+        assert generation.beside_prefill is None or profile(generation.beside_prefill).beside_prefill
+
+
+def test_a_device_of_a_new_generation_takes_those_of_the_one_it_names():
+    """With its generation's kernels: a tile's keys, and what decodes cost beside a prefill."""
+    known = load_hardware("rtx-4090")
+    changes = {"name": "new", "generation": "unheard-of", "efficiency": {}, "beside_prefill": None}
+    new = known.model_copy(update={**changes, "efficiencies_of": "rtx-4090"})
+    for operator_class in ("gemm", "attention_prefill", "attention_decode", "elementwise"):
+        found, theirs = (efficiency(device, operator_class, "bf16") for device in (new, known))
+        assert found.provenance == "assumed"
+        assert (found.bandwidth, found.flops, found.terms) == (theirs.bandwidth, theirs.flops, theirs.terms)
+    assert beside_prefill(new) == known.beside_prefill
+    assert beside_prefill(new.model_copy(update={"efficiencies_of": "h100-sxm"})) is None
 
 
 def test_a_graph_launches_faster():

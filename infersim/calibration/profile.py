@@ -17,23 +17,17 @@ from .cases import amounts
 from .efficiencies import fit_all, step_errors
 from .measure import Measurement, repeat_spread
 
-# What torch calls a device, in words -> the packaged profile. The first whose words are all in the name.
-DEVICES = (
-    ("h200-sxm", "H200"), ("h100-nvl", "H100 NVL"), ("h100-pcie", "H100 PCIe"), ("h100-sxm", "H100"),
-    ("gb200", "GB200"), ("b300-sxm", "B300"), ("b200-sxm", "B200"), ("a100-pcie-80gb", "A100 80GB PCIe"),
-    ("a100-sxm-80gb", "A100-SXM4-80GB"), ("a100-sxm-40gb", "A100-SXM4-40GB"), ("l40s", "L40S"), ("l4", "NVIDIA L4"),
-    ("a10", "NVIDIA A10"), ("rtx-pro-6000", "RTX PRO 6000"), ("rtx-4090", "RTX 4090"), ("rtx-3090", "RTX 3090"),
-    ("mi300x", "MI300X"), ("mi325x", "MI325X"), ("mi355x", "MI355X"),
-)  # fmt: skip
-
 
 def datasheet(info: dict[str, Any]) -> Hardware | None:
-    """The packaged profile of the device that torch describes; None if there is none (a CPU)."""
-    words = info["device"].replace("-", " ").split()
-    for name, known in DEVICES:
-        if all(word in words for word in known.replace("-", " ").split()) and name in names("hardware_profiles"):
-            return load_hardware(name)
-    return None
+    """The packaged profile of the device that torch describes: of those with a name (also_called) all of whose words
+    torch says, the one that says most. None if there is none (a CPU)."""
+    words, found, most = info["device"].replace("-", " ").split(), None, 0
+    for profile in map(load_hardware, names("hardware_profiles")):
+        for name in profile.also_called:
+            said = name.replace("-", " ").split()
+            if len(said) > most and all(word in words for word in said):
+                found, most = profile, len(said)
+    return found
 
 
 def measured_peaks(measurements: list[Measurement], info: dict[str, Any]) -> Hardware:

@@ -28,9 +28,6 @@ from infersim.config.hardware import Hardware
 
 from . import layers
 
-SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm",
-           "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000", "RTX4090": "rtx-4090",
-           "RTXPRO6000": "rtx-pro-6000"}  # fmt: skip
 FORMATS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "sq": "int8", "int4_wo": "int4",
            "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}  # fmt: skip
 CACHED = 1.2
@@ -116,7 +113,7 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
             raise InputError(f"{file}: {name} must be {what} in every row")
     frame = frame.rename(columns={"hardware": "system", "time_us": "latency_us"})
     if "system" in frame:
-        frame = frame[frame.system.astype(str).map(lambda name: SYSTEMS.get(name, name)) == hardware.name]
+        frame = frame[frame.system.astype(str).isin([hardware.name, *hardware.also_called])]
     if "kernel_source" in frame:
         frame = frame[~frame.kernel_source.astype(str).str.contains(NOT_DEFAULT)]
     if "moe_dtype" in frame:  # MXFP4 weights meet the inputs that cost/formats.py says

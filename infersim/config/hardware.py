@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from .base import Description, near
 from .precision import FORMATS
-from .resources import find, load_yaml
+from .resources import find, load_yaml, names
 from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds, Share, UsdPerHour, Watts, short
 
 Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4"]
@@ -179,6 +179,20 @@ class LaunchTime(Description):
     source: str
 
 
+class BesidePrefill(Description):
+    """What a layer's decodes cost more in a step that also prefills (cost/mixed.py)."""
+
+    least: Annotated[Number, Field(ge=1)]
+    """keys read over those read alone, at few keys"""
+    growth: Number
+    """more of it per byte of keys and values that all decodes see"""
+    head: Seconds
+    """per query head of a decode"""
+    block: Seconds
+    """per query head of a decode, and tile of 128 queries of the longest prompt"""
+    source: str
+
+
 Stack = Literal["torch", "vllm", "sglang", "trtllm"]
 
 
@@ -206,7 +220,13 @@ class Hardware(Description):
     name: str
     vendor: str
     generation: str
-    """architecture, e.g. ampere, ada, hopper, blackwell, cdna3, tpu: the key of the default efficiencies"""
+    """architecture, e.g. ampere, ada, hopper, blackwell, cdna3, tpu: what holds for all of its devices
+    (hardware_profiles/published/generations.yaml)"""
+    also_called: list[str] = Field(default_factory=list)
+    """as its driver names it, and published tables do"""
+    efficiencies_of: str | None = None
+    """the packaged profile whose efficiencies stand, as an assumption, for those that this one has not; and whose
+    generation for an unknown one. Default: the generation's"""
     memory_capacity: Annotated[Bytes, _at_least(1e6, "1 MB")]
     """what the vendor sells"""
     memory_usable: Annotated[Bytes, _at_least(1e6, "1 MB")]
@@ -227,6 +247,8 @@ class Hardware(Description):
     @trtllm or another engine's name behind for a kernel of its own"""
     launch: LaunchTime | None = None
     """default: published figures of the nearest device"""
+    beside_prefill: BesidePrefill | None = None
+    """default: the generation's"""
     calibration: Calibration | None = None
     sources: list[str]
     disagreements: str = ""
@@ -236,6 +258,9 @@ class Hardware(Description):
         problems = []
         if not {"bf16", "fp16"} & self.flops.keys():
             problems.append("flops must give bf16 or fp16")
+        if self.efficiencies_of and self.efficiencies_of not in (known := names("hardware_profiles")):
+            hint = near(self.efficiencies_of, known)
+            problems.append(f"efficiencies_of must be a packaged profile (got {short(self.efficiencies_of)}){hint}")
         for key in self.efficiency:
             name, at, stack = key.partition("@")
             operator, _, dtype = name.partition(".")

@@ -9,6 +9,7 @@ import math
 from infersim.config.engine import AttentionKernel
 from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware, OperatorEfficiency
+from infersim.config.published import generation_of, published
 
 from .efficiency import efficiency
 
@@ -19,48 +20,31 @@ KEY_TILE = 64  # keys and values of a tile that flash2 and flash3 stream past th
 # a mask reads and writes the scores once forward; dropout reads and writes them, and a byte per element, each way.
 MASK_PASSES, DROPOUT_PASSES = (2.0, 0.0), (2.5, 2.5)
 
-# Achieved FLOP/s over peak of long sequences, head dimension 128, causal, with what published it.
-ACHIEVED: dict[tuple[str, str], tuple[float, str]] = {
-    ("standard", "ampere"): (34e12 / 312e12, "FlashAttention-2 README, A100, PyTorch, forward and backward"),
-    ("flash1", "ampere"): (83e12 / 312e12, "FlashAttention-2 README, A100, forward and backward"),
-    ("flash2", "ampere"): (189e12 / 312e12, "FlashAttention-2 README, A100, forward and backward"),
-    ("standard", "hopper"): (35e12 / 989e12, "FlashAttention-3 README, H100, forward"),
-    ("flash1", "hopper"): (139e12 / 989e12, "FlashAttention-2 README, H100, forward and backward, not causal"),
-    ("flash2", "hopper"): (335e12 / 989e12, "FlashAttention-3 README, H100, forward"),
-    ("flash3", "hopper"): (616e12 / 989e12, "FlashAttention-3 README, H100, forward"),
-}
 
-# The same rows by length: share of peak = share / (1 + 2 keys / tokens), within 8 % of each from 512 tokens on. The
-# share of standard attention is that of its traffic, which grows with the square as its FLOPs do.
-RATES: dict[tuple[str, str], tuple[float, float]] = {
-    ("standard", "ampere"): (0.113, 134.0),
-    ("flash1", "ampere"): (0.258, 120.0),
-    ("flash2", "ampere"): (0.620, 242.0),
-    ("standard", "hopper"): (0.037, 106.0),
-    ("flash1", "hopper"): (0.134, 10.0),
-    ("flash2", "hopper"): (0.353, 192.0),
-    ("flash3", "hopper"): (0.663, 301.0),
-}
-ALIKE = {"ampere": "ampere", "ampere-ga10x": "ampere", "ada": "ampere", "blackwell-gb202": "ampere"}
-"""generations without asynchronous matrix instructions; all others are taken for Hopper's kind"""
+def achieved(kernel: AttentionKernel, generation: str) -> float:
+    """Published share of peak of long sequences on devices of a generation that was measured."""
+    figures = published().attention_kernels[generation][kernel]
+    return figures.achieved / figures.peak
 
 
 def with_attention_kernel(hardware: Hardware, kernel: AttentionKernel | None) -> Hardware:
     """The device with this kernel for prompts; None: as it is. InputError for one that the device cannot run."""
     if kernel is None:
         return hardware
-    alike = ALIKE.get(hardware.generation, "hopper")
-    if (kernel, alike) not in RATES:
+    alike = generation_of(hardware).attention_kernels
+    known = published().attention_kernels[alike]
+    if kernel not in known:
         raise InputError(
-            f"engine.attention_kernel: {kernel} needs Hopper's asynchronous instructions, and {hardware.name} has none;"
-            " must be standard, flash1 or flash2"
+            f"engine.attention_kernel: {kernel} does not run on {hardware.name}, which has no instructions for it; must"
+            f" be one of {', '.join(known)}"
         )
-    share, keys = RATES[kernel, alike]
+    figures = known[kernel]
     base = efficiency(hardware, "attention_prefill", "bf16")
     row = OperatorEfficiency(
-        bandwidth=base.bandwidth, flops=share, fixed=base.fixed, softness=base.softness, terms={"query_keys": keys},
+        bandwidth=base.bandwidth, flops=figures.share, fixed=base.fixed, softness=base.softness,
+        terms={"query_keys": figures.keys},
         provenance="published" if alike == hardware.generation else "assumed",
-        source=f"{kernel} on {alike}: {ACHIEVED[kernel, alike][1]}; bandwidth and fixed time: {base.source}",
+        source=f"{kernel} on {alike}: {figures.source}; bandwidth and fixed time: {base.source}",
     )  # fmt: skip
     others = {key: row for key, row in hardware.efficiency.items() if key.partition(".")[0] != "attention_prefill"}
     return hardware.model_copy(update={"efficiency": {**others, "attention_prefill": row}})

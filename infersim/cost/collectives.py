@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from infersim.config.hardware import Hardware, OperatorEfficiency
+from infersim.config.published import published
 
 from .correction import factor
-from .efficiency import RING_HOP, efficiency
+from .efficiency import efficiency
 from .laws import PAIRED_RANKS, all_reduce, collective_coordinates, exchange, link_bandwidth
 
 ALGORITHMS = {
@@ -102,7 +103,7 @@ def collective(hardware: Hardware, kind: str, dtype: str, ranks: int, apart: int
     else:  # a ring over PCIe
         bandwidth = shares.bandwidth * (hardware.pcie_bandwidth or hardware.link.bandwidth)
         hops = 2 * (local - 2) if kind == "all_reduce" else max(local - 2, 0)
-        lines = [(shares.fixed + hops * RING_HOP, wire_factor(kind, "ring", local) / bandwidth)]
+        lines = [(shares.fixed + hops * published().ring_hop.value, wire_factor(kind, "ring", local) / bandwidth)]
     return Collective(lambda size: np.minimum.reduce([fixed + per_byte * size for fixed, per_byte in lines]), outside)
 
 

@@ -12,7 +12,7 @@ from infersim.engine.compiled.state import ATTENTION_PRICE, CORRECTION, HOST, LA
 from infersim.engine.price import StepCost
 
 from .correction import exp2
-from .efficiency import EXPERT_KERNELS, efficiency, launch
+from .efficiency import EXPERT_KERNELS, efficiency, launch, launch_provenance
 from .laws import attention_coordinates
 from .mixed import add_mixed
 from .operator import Operator
@@ -255,5 +255,5 @@ def provenance(placement: Placement) -> list[dict[str, str | float]]:
     hidden = {"terms", "correction", "errors"}
     rows = [(name, dtype, efficiency(hardware, name, dtype).model_dump(exclude=hidden)) for name, dtype in used]
     outside = {"bandwidth": 1.0, "flops": 1.0, "fixed": times.eager - times.graph, "softness": 0.0}
-    rows.append(("launch", "", outside | {"provenance": "published", "source": times.source}))
+    rows.append(("launch", "", outside | {"provenance": launch_provenance(hardware), "source": times.source}))
     return [{"operator": name, "dtype": dtype, **row} for name, dtype, row in rows]

@@ -1,7 +1,8 @@
 """Where each number of a hardware profile comes from."""
 
 from infersim.config.hardware import Hardware, OperatorEfficiency
-from infersim.cost.efficiency import efficiency, launch
+from infersim.cost.efficiency import efficiency, launch, launch_provenance
+from infersim.cost.mixed import beside_prefill
 
 CLASSES = ("gemm", "attention_prefill", "attention_decode", "elementwise", "collective")
 DTYPES = ("bf16", "fp16", "fp8", "int8")
@@ -38,10 +39,13 @@ def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
     for name, row in hardware.efficiency.items():
         if name not in shown:
             add_efficiency(name, row)
+    if beside := beside_prefill(hardware):
+        value = f"{beside.least:.3g} times the keys read, {beside.head * 1e9:.3g} ns per head"
+        own = hardware.beside_prefill is not None
+        add("decodes beside a prefill", value, "calibrated" if own else "assumed", "", beside.source)
     times = launch(hardware)
-    measured = hardware.launch is not None
     value = f"{times.graph * 1e6:.3g} us in a graph, {times.eager * 1e6:.3g} us launched"
-    add("launch", value, "measured" if measured else "published", "", times.source)
+    add("launch", value, launch_provenance(hardware), "", times.source)
     if found := hardware.calibration:
         value = f"{found.stack} {found.version} on {found.date}, driver {found.driver}"
         for what, errors in found.errors.items():

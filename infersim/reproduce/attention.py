@@ -5,9 +5,10 @@ from itertools import pairwise
 import numpy as np
 
 from infersim.config.hardware import load_hardware
+from infersim.config.published import published
 from infersim.cost.attention_io import (
-    ACHIEVED,
     KERNELS,
+    achieved,
     backward_elements,
     backward_flops,
     block_sizes,
@@ -78,7 +79,7 @@ def _block_sweep() -> float:
         bytes_moved = HEADS * forward_elements("flash1", N, D, 4 * D * block) * 2
         cases.append(bytes_moved < previous)
         previous = bytes_moved
-        rate = ACHIEVED["flash1", "ampere"][0] * a100.flops["fp16"]
+        rate = achieved("flash1", "ampere") * a100.flops["fp16"]
         seconds.append(max(bytes_moved / a100.memory_bandwidth, HEADS * forward_flops(N, D) / rate))
     return share_holding([*cases, seconds[0] > seconds[2], seconds[2] == seconds[3]])
 
@@ -132,7 +133,7 @@ def _more_flops_less_time() -> float:
 def _generations() -> float:
     """Prompts of 32,768 tokens: each kernel is faster than the one before it, and flash2 gains more on an A100."""
     ampere, hopper = (
-        [_prompts(kernel, device)[-1] for kernel in KERNELS if (kernel, name) in ACHIEVED]
+        [_prompts(kernel, device)[-1] for kernel in KERNELS if kernel in published().attention_kernels[name]]
         for device, name in (("a100-sxm-80gb", "ampere"), ("h100-sxm", "hopper"))
     )
     falling = [a > b for times in (ampere[1:], hopper[1:]) for a, b in pairwise(times)]
