@@ -19,9 +19,9 @@ def check_file(path: Path, asked: str) -> None:
     if is_folder:
         raise InputError(f"{asked} {path}: is a folder; must be the name of a file")
     if not folder.is_dir():
-        raise InputError(f"{asked} {path}: {folder} is no folder; must be in one that is there")
+        raise InputError(f"{asked} {path}: {folder} no such folder; must be in a folder that exists")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{asked} {path}: {folder} may not be written to; must be in one that may")
+        raise InputError(f"{asked} {path}: {folder} cannot be written to; must be in a folder that can")
 
 
 def make_folder(folder: Path, asked: str) -> None:
@@ -31,7 +31,7 @@ def make_folder(folder: Path, asked: str) -> None:
     except OSError as error:
         raise InputError(f"{asked} {folder}: {error.strerror}; must be a folder that can be made") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{asked} {folder}: may not be written to; must be a folder that can be written")
+        raise InputError(f"{asked} {folder}: cannot be written to; must be a folder that can")
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object], asked: str) -> None:

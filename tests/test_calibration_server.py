@@ -249,7 +249,7 @@ def test_wrong_use_is_exit_2(tmp_path, rates):
         (["calibrate", "server", *common, "--fit", "steps"], "did you mean step?"),
         (["calibrate", "server", *common, "--out", str(tmp_path / "s.yaml")], "--force"),
         (["calibrate", "server", "nothing.json", *common[1:]], "cannot be read"),
-        (["validate", *common, "--skip", "300"], "leaves nothing"),
+        (["validate", *common, "--skip", "300"], "leaves no request"),
         (["validate", *common, "--set", "engine.max_model_len=200"], "rejects"),
     ]:
         outcome = invoke(app, arguments)

@@ -107,8 +107,8 @@ def calibrate_device(
     sound = [one for one in measured if not one.rejected]
     if not any(one.case.kind == "linear" for one in sound):
         raise InputError(
-            f"{raw}: no linear layer was measured soundly ({_reasons(measured)}); nothing is fitted and {out} is not"
-            " written; must be measured again when the machine is quieter (--force begins anew)"
+            f"{raw}: no measurement of a linear layer is usable ({_reasons(measured)}); nothing is fitted and"
+            f" {out} is not written; measure again when the machine is less busy (--force starts over)"
         )
     hardware = calibrate(measured, device.info, base, notes)
     document = describe(hardware, measured)

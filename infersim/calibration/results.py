@@ -125,7 +125,7 @@ def _summaries(document: dict, where: str) -> list[dict[str, Any]]:
         return [aiperf_summary(document, where)]
     if "mean_ttft_ms" in document or "ttfts" in document:
         return [vllm_results(document, where)]
-    raise InputError(f"{where}: holds no latencies that are known (keys: {_some(document)}); must be {KNOWN}")
+    raise InputError(f"{where}: holds no latencies that infersim knows (keys: {_some(document)}); must be {KNOWN}")
 
 
 def _some(document: dict) -> str:

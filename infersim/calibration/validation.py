@@ -26,7 +26,7 @@ def validate(scenario: Scenario, runs: list[Measured], skip: int = 0) -> list[di
 
 def _validate(scenario: Scenario, run: Measured, skip: int) -> dict[str, Any]:
     if skip and (run.requests is None or skip >= len(run.requests)):
-        raise InputError(f"{run.where}: --skip {skip} leaves nothing; must be below its number of requests")
+        raise InputError(f"{run.where}: --skip {skip} leaves no request; must be below the run's number of requests")
     rows = slice(skip, None) if run.requests is not None else slice(None)
     predicted = predict(scenario, run, save_detailed=run.gaps is not None)
     ours, theirs = predicted.metrics(rows), run.metrics(rows)

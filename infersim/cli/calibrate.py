@@ -9,22 +9,25 @@ from typer import Argument, Option
 from .guard import guarded
 from .options import Json, Overrides, Results, Server
 
-app = typer.Typer(help="Make predictions true for a device or a server that was measured.", no_args_is_help=True)
+app = typer.Typer(help="Fit predictions to measurements of a device or a server.", no_args_is_help=True)
 
 
 @app.command("device")
 @guarded
 def device(
-    out: Annotated[Path, Option(metavar="PROFILE.yaml", help="The calibrated profile; measurements go beside it.")],
+    out: Annotated[
+        Path,
+        Option(metavar="PROFILE.yaml", help="File for the calibrated profile; the measurements are saved beside it."),
+    ],
     device: Annotated[str, Option(help="cpu, cuda or cuda:N; default: the first GPU, else the CPU.")] = "",
-    quick: Annotated[bool, Option("--quick", help="A third of the shapes, fewer repeats.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace PROFILE.yaml, and measure anew.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Measure a third of the shapes, with fewer repeats.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace PROFILE.yaml and its measurements.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure a device with PyTorch's kernels and fit the efficiencies of its profile.
 
-    What is measured is saved as it goes: run again with the same --out to go on. Whole model steps are measured too,
-    but not fitted: how well the profile predicts them is printed last.
+    Measurements are saved as they are made, and the same --out continues. Whole model steps are measured but not
+    fitted: how well the profile predicts them is printed last.
     """
     from infersim.calibration import calibrate_device as calibration
     from infersim.explain.summary import finite
@@ -50,15 +53,19 @@ def server(
         list[str] | None, Option(metavar="KIND", help="What to fit: step, sequence, request. Default: all three.")
     ] = None,
     fit_requests: Annotated[
-        int | None, Option(min=1, help="Fit on the first so many of each run, report on the rest. Default: half.")
+        int | None,
+        Option(min=1, help="Requests of each run to fit on; errors are reported on the others. Default: half of them."),
     ] = None,
-    out: Annotated[Path | None, Option(metavar="FILE", help="Write the overheads there, for a scenario.")] = None,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="File for the overheads, as settings of a scenario.")
+    ] = None,
     force: Annotated[bool, Option("--force", help="Replace FILE.")] = False,
     as_json: Json = False,
 ) -> None:
     """Fit host and engine overheads of a live server from its benchmark results, best at several rates.
 
-    Everything else stays as the scenario says. Refuses what the results cannot tell, and says which run would.
+    Everything else stays as the scenario says. If the results cannot tell an overhead, it is not fitted, and a line
+    says which benchmark could.
     """
     import sys
 
@@ -127,8 +134,10 @@ def kernels(
         list[Path], Argument(metavar="TABLE...", help="CSV or Parquet files of measured kernels, or folders of them.")
     ],
     hardware: Annotated[str, Option(help="Name or path of the profile of the device that was measured.")],
-    out: Annotated[Path, Option(metavar="PROFILE", help="Write the calibrated profile there.")],
-    source: Annotated[str | None, Option(help="Who measured, under which licence. Default: the table's name.")] = None,
+    out: Annotated[Path, Option(metavar="PROFILE", help="File for the calibrated profile.")],
+    source: Annotated[
+        str | None, Option(help="Who made the measurements, under which licence. Default: the table's name.")
+    ] = None,
     force: Annotated[bool, Option("--force", help="Replace PROFILE.")] = False,
 ) -> None:
     """Fit a device's efficiencies to measured kernels: GEMM, attention, experts, collectives.

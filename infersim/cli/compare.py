@@ -13,12 +13,16 @@ def compare(
     scenarios: Annotated[list[str], Argument(metavar="SCENARIO...", help="Names or paths of scenario files.")],
     settings: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE[,KEY=VALUE]", help="Of one scenario: a variant of it. Of several: in all."),
+        Option(
+            "--set",
+            metavar="KEY=VALUE[,KEY=VALUE]",
+            help="With one scenario: a variant of it. With several: a setting of all.",
+        ),
     ] = None,
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Compare scenarios under the same draws, and divide the difference among its causes.
+    """Compare scenarios on the same requests, and attribute the difference to causes that add up to it.
 
     Several files are compared with the first. One file is compared with a variant of itself for each --set.
     """

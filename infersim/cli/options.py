@@ -5,11 +5,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to stdout.")]
+Json = Annotated[bool, Option("--json", help="Print only JSON.")]
 Overrides = Annotated[
     list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override, e.g. engine.max_num_seqs=512.")
 ]
-Report = Annotated[Path | None, Option("--report", metavar="FILE", help="Write one self-contained HTML page.")]
+Report = Annotated[Path | None, Option("--report", metavar="FILE", help="Write a self-contained HTML page.")]
 Results = Annotated[
     list[str],
     Argument(metavar="RESULTS...", help="Benchmark results: vllm bench serve, aiperf, guidellm JSON or CSV."),

@@ -17,7 +17,7 @@ def plan(
     report: Report = None,
     as_json: Json = False,
 ) -> int:
-    """Find the cheapest deployment that holds an SLO. Exit code 1 if nothing can."""
+    """Find the cheapest deployment that meets an SLO. Exit code 1 if none can."""
     from infersim.files import check_file
     from infersim.planning.search import plan as search
     from infersim.report.files import to_json

@@ -17,7 +17,7 @@ def reproduce(
         list[str] | None, Argument(metavar="[ID]...", help="Claims or groups, e.g. bw.step sd lev.tab4.")
     ] = None,
     as_json: Json = False,
-    out: Annotated[Path | None, Option(metavar="DIR", help="Write reproduction.md and figures there.")] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Folder for reproduction.md and its figures.")] = None,
 ) -> int:
     """Recompute published numbers and compare. Exit code 1 if one is missed."""
     from infersim.files import make_folder

@@ -18,13 +18,13 @@ def run(
     overrides: Overrides = None,
     seed: Annotated[int | None, Option(help="Same as --set simulation.seed=N.")] = None,
     as_json: Json = False,
-    out: Annotated[Path | None, Option(metavar="DIR", help="Write result.json and requests.csv there.")] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Folder for result.json and requests.csv.")] = None,
     save_detailed: Annotated[
-        bool, Option("--save-detailed", help="Keep every inter-token gap, in DIR/itls.npz.")
+        bool, Option("--save-detailed", help="Save every inter-token gap in DIR/itls.npz.")
     ] = False,
     report: Report = None,
-    plots: Annotated[Path | None, Option(metavar="DIR", help="Write figures there, as PNG and SVG.")] = None,
-    chrome_trace: Annotated[Path | None, Option(metavar="FILE", help="Write a trace that Perfetto opens.")] = None,
+    plots: Annotated[Path | None, Option(metavar="DIR", help="Folder for figures, as PNG and SVG.")] = None,
+    chrome_trace: Annotated[Path | None, Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
     export: Annotated[str | None, Option(help="Write vllm-bench, deployment or k8s files into --out DIR.")] = None,
 ) -> int:
     """Simulate a scenario: how will this deployment behave?
@@ -45,7 +45,7 @@ def run(
     seeds = [] if seed is None else [f"simulation.seed={seed}"]
     description = load_scenario(scenario, [*(overrides or []), *seeds])
     if save_detailed and out is None:
-        raise InputError("--save-detailed: has nowhere to save; must come with --out DIR")
+        raise InputError("--save-detailed: needs --out DIR, where to save")
     for path, option in ((report, "--report"), (chrome_trace, "--chrome-trace")):
         if path is not None:
             check_file(path, option)

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from .guard import guarded
 from .options import Json, Overrides
 
-app = typer.Typer(help="Look up models, hardware, engines, workloads, scenarios, the schema.", no_args_is_help=True)
+app = typer.Typer(help="Look up models, hardware, engines, workloads, scenarios and the schema.", no_args_is_help=True)
 
 
 def _print_json(value: Any) -> None:
@@ -38,12 +38,14 @@ def _print_fields(fields: dict[str, Any]) -> None:
 @guarded
 def model(
     name: Annotated[str, Argument(help="Catalogue name, or path of a config.json or its folder.")],
-    hardware: Annotated[str | None, Option(help="Profile name or path: adds memory and floors.")] = None,
+    hardware: Annotated[
+        str | None, Option(help="Profile name or path; adds memory and floors (the least times that physics allows).")
+    ] = None,
     tensor_parallel_size: Annotated[int, Option(help="GPUs that share each matrix.")] = 1,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """A model's parameters, and on some hardware its KV blocks and floors."""
+    """A model's parameters; with --hardware also its KV blocks and floors, the least times that physics allows."""
     from infersim.config.errors import InputError
     from infersim.config.scenario import build_scenario
     from infersim.models.catalog import load_model

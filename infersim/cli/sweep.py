@@ -18,18 +18,22 @@ def sweep(
     ],
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, Option(metavar="DIR", help="Write each point there as it is done; run again to go on.")
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="Folder for the results, point by point; the same command continues an interrupted sweep.",
+        ),
     ] = None,
     workers: Annotated[int, Option(help="Processes; -1: every core.")] = -1,
     executor: Annotated[str, Option(help="local, or ray: a Ray cluster.")] = "local",
     address: Annotated[
-        str | None, Option(help="Of the Ray cluster, e.g. 10.0.0.1:6379; default: the one here.")
+        str | None, Option(help="Address of the Ray cluster, e.g. 10.0.0.1:6379; default: this machine's.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a scenario at every combination of some settings' values.
 
-    Several --over make a grid. An interrupted sweep goes on where it was when it is run again with the same --out.
+    Several --over make a grid. With the same --out, an interrupted sweep continues where it stopped.
     """
     from infersim.config.errors import InputError
     from infersim.planning.grid import parse_axis

@@ -13,13 +13,15 @@ def validate(
     results: Results,
     scenario: Server,
     overrides: Overrides = None,
-    skip: Annotated[int, Option(min=0, help="Leave out the first so many requests of each run (fitted ones).")] = 0,
+    skip: Annotated[
+        int, Option(min=0, help="Requests to leave out at the start of each run, such as those used for fitting.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """How far is the prediction from what a live server's benchmark measured?
 
-    The measured requests are replayed at their times. A FILE.csv with a column config holds several runs: FILE.csv#NAME
-    is one.
+    The measured requests are replayed at the times at which they were sent. If a FILE.csv has a column config, it holds
+    several runs, and FILE.csv#NAME is one of them.
     """
     from infersim.calibration.results import read_results
     from infersim.calibration.validation import validate as compare

@@ -35,11 +35,11 @@ class Scorers(Description):
     """Weights of llm-d's scorers; each scores every replica from 0 to 1, and the highest weighted sum wins."""
 
     queue: Number = 2.0
-    """fewest waiting requests"""
+    """few waiting requests"""
     kv_usage: Number = 2.0
-    """most free KV blocks"""
+    """many free KV blocks"""
     outstanding: Number = 0.0
-    """fewest requests in the replica"""
+    """few requests in the replica"""
     prefix: Number = 3.0
     """largest share of the prompt that the router believes to be cached there"""
     lora_affinity: Number = 1.0
@@ -54,7 +54,7 @@ class Scorers(Description):
 
 
 class Router(Description):
-    """How the front door chooses a replica, and how old what it knows is."""
+    """How the front door chooses a replica, and how old its information is."""
 
     policy: Policy = "round-robin"
     signal_age: Seconds = 0.0
@@ -89,14 +89,14 @@ RouterOrPolicy = Annotated[Router, BeforeValidator(_named, json_schema_input_typ
 
 
 class Startup(Description):
-    """What a new replica needs before it serves."""
+    """The time from the decision to start a replica until it serves."""
 
     node: Seconds = 0.0
-    """to get the machine and start the container"""
+    """time to get the machine and start the container"""
     load_bandwidth: Annotated[BytesPerSecond, Field(gt=0)] | None = None
-    """at which weights are read; default: they are there at once"""
+    """rate at which weights are read; default: they take no time"""
     warmup: Seconds = 0.0
-    """compilation, CUDA graphs"""
+    """time for compilation and CUDA graphs"""
 
 
 class Autoscaler(Description):
@@ -108,14 +108,14 @@ class Autoscaler(Description):
     or TPOT (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be
     ready. What waits at the front door counts evenly for all replicas behind it"""
     target: Annotated[Number, Field(gt=0)]
-    """what that figure should be"""
+    """the value of that figure to hold"""
     min: CountOrZero = 1
-    """0: scale to zero when nothing is there to do; a request that arrives then waits for a replica to start"""
+    """0: no replica runs while there is nothing to do, and the next request waits until one has started"""
     max: Replicas
     interval: Annotated[Seconds, Field(ge=0.01)] = 15.0
-    """from one look to the next (HPA's default)"""
+    """time between two decisions (HPA's default)"""
     scale_down_delay: Seconds = 300.0
-    """how long fewer replicas must have been enough (HPA's default)"""
+    """replicas are removed once fewer have been enough for this long (HPA's default)"""
     startup: Startup = Startup()
 
     @model_validator(mode="after")
@@ -158,7 +158,7 @@ class Kind(Group):
 
 
 class Pool(Kind):
-    """The replicas that do one half of the work, and the router in front of them."""
+    """Replicas that only prefill or only decode, and the router in front of them."""
 
     router: RouterOrPolicy = Router(policy="least-outstanding")
 
@@ -206,7 +206,7 @@ class Transfer(Description):
     bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
     """of the whole link"""
     latency: Seconds = 0.0
-    """before the first byte"""
+    """time before the first byte arrives"""
     overlap: Literal["none", "layers"] = "none"
     """layers: each layer's KV is sent while the next are computed, so that most of it is there when prefill ends"""
     hand_over: HandOver = "always"
@@ -219,13 +219,13 @@ class Admission(Description):
     """The front door holds requests back while every replica has enough of them."""
 
     max_outstanding: Count
-    """requests in a replica: more wait at the front door, the tenant with the lowest priority number first"""
+    """most requests in a replica; further ones wait at the front door, lowest priority number first"""
     max_queue: CountOrZero | None = None
-    """requests waiting at the front door for a model: of more the least urgent is refused; default: any number"""
+    """most requests that wait at the front door for a model; above it the least urgent is refused; default: no limit"""
 
 
 class Failure(Description):
-    """Something breaks, at a stated time or by chance, and is whole again after `duration`."""
+    """Something fails, at a stated or a random time, and is repaired after `duration`."""
 
     kind: Literal["crash", "slow", "partition"] = "crash"
     """crash: a replica loses its requests and its memory; slow: its steps take `factor` times as long; partition:
@@ -234,12 +234,12 @@ class Failure(Description):
     """its number, from 0; decode replicas come before prefill, and these before encode replicas; default: 0, by chance
     every one"""
     at: Seconds | None = None
-    """from the start of the run"""
+    """time since the start of the run"""
     mean_time_between: Annotated[Seconds, Field(ge=0.01)] | None = None
     """instead of `at`: from being whole to the next time, exponential, of each replica by itself; `duration` is then
     the mean time to repair, exponential too"""
     duration: Annotated[Seconds, Field(gt=0)] | None = None
-    """default: for ever"""
+    """how long it lasts; default: to the end of the run"""
     factor: Annotated[Number, Field(ge=1, le=1e6)] = 2.0
 
     @model_validator(mode="after")
@@ -256,9 +256,9 @@ class Cluster(Description):
     kinds: Annotated[list[Kind], Field(min_length=1, max_length=100)] | None = None
     """groups of replicas that differ, instead of `replicas`"""
     prefill: Pool | None = None
-    """replicas that only compute prompts, and hand their KV over"""
+    """replicas that only compute prompts, and send the KV cache on"""
     decode: Pool | None = None
-    """replicas that generate; they are numbered first"""
+    """replicas that generate; their numbers come first"""
     encode: EncodePool | None = None
     """replicas that encode images; without them images are not modelled"""
     transfer: Transfer | None = None
@@ -266,11 +266,11 @@ class Cluster(Description):
     router: RouterOrPolicy = Router()
     """a policy, or a mapping with its settings"""
     admission: Admission | None = None
-    """what the front door lets in"""
+    """how many requests the front door lets in"""
     autoscaler: Autoscaler | None = None
-    """begins with `replicas`"""
+    """starts and stops replicas; begins with `replicas`"""
     failures: tuple[Failure, ...] = ()
-    """what breaks, and when"""
+    """what fails, and when"""
 
     @model_validator(mode="before")
     @classmethod

@@ -43,7 +43,7 @@ class EarlyExit(Description):
     exit_layers: Annotated[list[Count], Field(min_length=1, max_length=8)]
     """layers before each exit, ascending"""
     shares: list[Probability] | None = None
-    """of tokens that leave at each exit; the rest goes to full depth"""
+    """share of the tokens that leave at each exit; the others go through all layers"""
     confidence: list[Confidence] | None = None
     """instead of shares: for each exit, of the tokens that reach it"""
     per: Literal["token", "request"] = "token"
@@ -53,7 +53,7 @@ class EarlyExit(Description):
     min_batch: Count | None = None
     """rebatch: sequences to hold before the next segment runs; default: a full batch"""
     max_wait: Seconds | None = None
-    """rebatch: longest time that a sequence is held"""
+    """rebatch: the longest that a sequence is held"""
     missing_kv: Literal["copy", "recompute"] = "copy"
     """keys and values of skipped layers: copied from the exit's state, or computed"""
 

@@ -20,7 +20,7 @@ class Lora(Description):
     max_loras: Annotated[Count, Field(le=10_000)] = 1
     """slots on the GPU, each as large as an adapter of max_lora_rank: requests of so many adapters run at one time"""
     max_lora_rank: SlotRank | None = None
-    """default: the next one that holds the largest of adapters"""
+    """default: the smallest that is large enough for every adapter"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

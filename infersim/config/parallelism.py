@@ -17,10 +17,13 @@ class Parallelism(Description):
     """
 
     tensor: Ranks = 1
+    """GPUs that share every layer (tensor parallelism)"""
     pipeline: Ranks = 1
+    """stages: groups of GPUs that have some of the layers each"""
     attention_data: Ranks = 1
-    """ranks with their own requests and KV cache, which share the experts"""
+    """data-parallel attention: ranks with their own requests and KV cache, which share the experts"""
     expert: Ranks = 1
+    """ranks among which the experts are divided"""
     moe_tensor: Ranks | None = None
     """default: tensor x attention_data / expert"""
     context: Ranks = 1

@@ -26,7 +26,7 @@ class Plan(Description):
     """key of a scenario, such as hardware or engine.max_num_seqs -> the values to choose from; parallelism has all
     powers of two up to max_gpus if it is left out"""
     max_gpus: Annotated[Count, Field(le=10_000)] = 8
-    """accelerators of the whole deployment at most"""
+    """most accelerators in the whole deployment"""
     objective: Literal["cost", "gpus", "energy", "goodput"] = "cost"
     """what to minimise at the workload's request_rate; goodput: the request rate to maximise instead"""
     min_goodput_share: Share | None = None

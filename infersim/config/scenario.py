@@ -55,11 +55,11 @@ class Scenario(Description):
     slo: Slo = Slo()
     cluster: Cluster = Cluster()
     speculation: Speculation | None = None
-    """drafts that the model verifies; null: none"""
+    """speculative decoding; null: none"""
     lora: Lora | None = None
-    """adapters beside the model; null: none"""
+    """LoRA adapters; null: none"""
     early_exit: EarlyExit | None = None
-    """where tokens may leave the layers; approximate; null: nowhere"""
+    """layers after which tokens may leave; approximate; null: none"""
     simulation: Simulation = Simulation()
 
     def resolved(self) -> dict[str, Any]:

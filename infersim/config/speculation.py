@@ -25,23 +25,23 @@ class Match(Description):
 
 
 class Acceptance(Description):
-    """How many of a step's drafts are accepted. One of the models, and what differs from request to request."""
+    """How many of a step's drafts the model accepts: one way to say it, and how requests differ in it."""
 
     rate: Probability | None = None
-    """every draft alike: alpha"""
+    """the same chance for every draft (alpha in the literature)"""
     conditional: Annotated[list[Probability], Field(min_length=1, max_length=64)] | None = None
     """by position, given that all before it were accepted; further positions: the last value"""
     synthetic_acceptance_rates: Annotated[list[Probability], Field(min_length=1, max_length=64)] | None = None
     """by position: chance that it and all before it are accepted, not increasing (vLLM's option)"""
     synthetic_acceptance_length: Annotated[float, Field(ge=1, le=65)] | None = None
-    """mean tokens per step, the target's own included, with the least variance (vLLM's option)"""
+    """mean tokens per step, including the model's own one, with the least variance (vLLM's option)"""
     match: Match | None = None
     trace: str | None = None
     """CSV without header: a line per request, its conditional acceptance by position; line = request id modulo lines"""
     request_spread: Annotated[float, Field(ge=0, le=5)] = 0.0
     """standard deviation over requests of the first position's log-odds (logit-normal); the mean stays"""
     later_spread_share: Probability = 1.0
-    """how much of it remains at later positions"""
+    """how much of that spread remains at later positions"""
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:
@@ -94,7 +94,7 @@ class Speculation(Description):
     draft_tensor_parallel_size: Literal[1] | None = None
     """1: every rank drafts on its own; default: as the target"""
     drafter: Drafter | None = None
-    """a GPU of its own for the draft model, beside each replica that generates; default: the replica's GPUs draft"""
+    """a separate GPU for the draft model of each replica that generates; default: the replica's own GPUs draft"""
     exit_layer: Annotated[int, Field(ge=1)] | None = None
     """layers of the target that draft, for method self (LayerSkip)"""
     tree: Tree | None = None

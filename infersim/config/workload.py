@@ -57,7 +57,7 @@ class Lognormal(Description):
     sigma: Annotated[Number, Field(le=10)] | None = None
     """standard deviation of the logarithm"""
     max: Tokens | None = None
-    """longer draws become this long"""
+    """the most: longer draws are cut to it"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -83,10 +83,10 @@ class Length(Description):
     range_ratio: Annotated[Number, Field(lt=1)] | None = None
     """with `mean` L: whole numbers evenly in [floor(L (1 - r)), ceil(L (1 + r))], vLLM's random dataset"""
     uniform: tuple[Tokens, Tokens] | None = None
-    """shortest and longest, whole numbers evenly between"""
+    """[shortest, longest]: every whole number between them is equally likely"""
     lognormal: Lognormal | None = None
     quantiles: dict[str, Annotated[Number, Field(ge=1, le=MAX_TOKENS)]] | None = None
-    """{p0: shortest, p50: median, ..., p100: longest}, straight lines between"""
+    """{p0: shortest, p50: median, ..., p100: longest}, interpolated between"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -146,7 +146,7 @@ class RampUp(Description):
 
 
 class Spike(Description):
-    """The rate is `factor` times as high from `at` on, for `duration`."""
+    """From `at` on, for `duration`, the rate is `factor` times as high."""
 
     at: Seconds
     duration: Annotated[Seconds, Field(gt=0)]
@@ -173,7 +173,7 @@ class Prefixes(Description):
 
 
 class Tenant(Description):
-    """One customer of several."""
+    """One of several customers."""
 
     share: Annotated[Number, Field(gt=0)] = 1.0
     """of the requests, or of the sessions, relative to the other tenants'"""
@@ -209,7 +209,7 @@ class Workload(Description):
     format: Format | None = None
     """of the trace; default: recognised from its columns"""
     time_scale: Annotated[Number, Field(ge=1e-6, le=1e6)] = 1.0
-    """stretches the trace's times: 2 is half the rate"""
+    """factor on the trace's times: 2 halves the rate"""
 
     input_tokens: LengthOrTokens | None = None
     """prompt length"""
@@ -219,13 +219,13 @@ class Workload(Description):
     num_requests: Annotated[Count, Field(le=MAX_REQUESTS)] | None = None
     """how many; of a trace, the first so many; default: 1000, of a trace all"""
     request_rate: Annotated[FloatOrInf, _or_inf("1/s")] | None = None
-    """requests per second; inf: all at once"""
+    """requests per second; inf: all arrive at once"""
     burstiness: Annotated[FloatOrInf, _or_inf("")] = 1.0
-    """shape of the gamma distributed gaps: 1 is Poisson, below is burstier, inf is constant"""
+    """shape of the gamma distribution of the gaps: 1 is a Poisson process, below 1 is burstier, inf is evenly spaced"""
     ramp_up: RampUp | None = None
     """a rising rate instead of `request_rate`"""
     spikes: tuple[Spike, ...] = ()
-    """times when more arrives"""
+    """times with more traffic"""
     curve: list[tuple[Seconds, Annotated[Number, Field(ge=1e-6, le=1e6)]]] | None = None
     """[[seconds, factor of the rate], ...], straight lines between, over and over: a day, a week"""
 
@@ -240,7 +240,7 @@ class Workload(Description):
     """which beams survive: the chance that a beam goes on from one drawn evenly rather than from its own predecessor,
     after each token (assumed: chosen on beams of width 4 on Alpaca, Kwon et al. 2023, figure 15)"""
     prefixes: Prefixes | None = None
-    """what generated prompts begin with"""
+    """texts that generated prompts begin with"""
     turns: LengthOrTokens = 1
     """requests of one session: each prompt begins with all that was said before; num_requests counts requests,
     request_rate sessions"""
@@ -249,24 +249,24 @@ class Workload(Description):
     think_time: Seconds = 0.0
     """mean time from an answer to the next request of its session or user (exponential): reading, typing, a tool"""
     tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
-    """who sends the requests, by name; sessions stay with theirs"""
+    """customers that send the requests, by name; a session belongs to one of them"""
     models: Annotated[dict[str, Annotated[Number, Field(gt=0)]], Field(min_length=1)] | None = None
-    """which models the requests ask for, as the replicas call them: {name: share}; sessions stay with theirs"""
+    """models that the requests ask for, under their served names: {name: share}; a session stays with one"""
     model_column: Annotated[str, Field(min_length=1)] | None = None
-    """instead: the trace's column that names each request's model"""
+    """instead of `models`: the column of the trace that names each request's model"""
 
     images: Images | None = None
-    """what prompts contain beside text; for cluster.encode"""
+    """images in the prompts; needs cluster.encode"""
 
     timeout: Annotated[Seconds, Field(gt=0)] | None = None
-    """after which a client gives up waiting for the whole answer; default: never"""
+    """how long a client waits for the whole answer before it gives up; default: for ever"""
     retries: CountOrZero = 0
-    """how often a client sends a request again that was refused, lost or not answered in time"""
+    """how often a client repeats a request that was refused, lost or not answered in time"""
     backoff: Seconds = 1.0
-    """before the first time, doubled each time"""
+    """time before the first retry, doubled for each further one"""
 
     max_concurrency: Count | None = None
-    """requests in the system at most: the next is sent when one finishes"""
+    """most requests in the system: the next one is sent when one has finished"""
     max_tokens: MaxTokens | None = None
     """what clients ask for, the only length that a scheduler may know: output_length (default of generated requests),
     max_model_len (default of traces), a number of tokens or {factor: x} times the true length"""

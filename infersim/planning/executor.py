@@ -28,7 +28,7 @@ def map_unordered(
     if executor not in EXECUTORS:
         raise InputError(f"--executor {executor}: must be one of {', '.join(EXECUTORS)}")
     if address is not None and executor != "ray":
-        raise InputError("--address: is a Ray cluster's; must come with --executor ray")
+        raise InputError("--address: is that of a Ray cluster; needs --executor ray")
     if not tasks:
         return
     job = joblib.delayed(function)

@@ -56,7 +56,7 @@ def grid(axes: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
     """Every combination, the last key changing fastest. InputError for an empty axis or too many points."""
     lists = {key: list(values) for key, values in axes.items()}
     if not lists or not all(lists.values()):
-        raise InputError(f"sweep: nothing to sweep over; must have values, such as {EXAMPLE}")
+        raise InputError(f"sweep: has no --over; must have at least one, such as {EXAMPLE}")
     if math.prod(map(len, lists.values())) > MAX_POINTS:
         raise InputError(f"sweep: more than {MAX_POINTS:,} points; must be fewer values")
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]

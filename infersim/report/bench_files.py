@@ -60,7 +60,7 @@ def read_bench(path: str | Path) -> dict[str, Any]:
             return _aiperf(document)
         if isinstance(document.get("benchmarks"), list) and document["benchmarks"]:
             return _guidellm(document["benchmarks"][-1], path)
-    raise InputError(f"{path}: not a result that is known; must be that of vllm bench serve, aiperf or guidellm")
+    raise InputError(f"{path}: not a result that infersim knows; must be one of vllm bench serve, aiperf or guidellm")
 
 
 def _vllm(document: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def check_kind(kind: str, folder: Path | None) -> None:
     if kind not in EXPORTS:
         raise InputError(f"--export {kind[:40]}: must be one of {', '.join(EXPORTS)}")
     if folder is None:
-        raise InputError("--export: has nowhere to write; must come with --out DIR")
+        raise InputError("--export: needs --out DIR, where to write")
 
 
 def write_export(

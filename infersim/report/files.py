@@ -37,10 +37,11 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"--out {folder}: {error.strerror}; must be a folder that can be made") from None
     if others:
         raise InputError(
-            f"--out {folder}: holds {others[0]}, which is not ours; must be a new, empty or earlier folder"
+            f"--out {folder}: holds {others[0]}, which infersim did not write; must be a new or an empty"
+            " folder, or that of an earlier run"
         )
     if not writable:
-        raise InputError(f"--out {folder}: may not be written to; must be a folder that can be written")
+        raise InputError(f"--out {folder}: cannot be written to; must be a folder that can")
 
 
 def write_result(folder: Path, document: dict[str, Any], results: list[Result], gaps: bool) -> list[str]:

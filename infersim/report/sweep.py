@@ -30,7 +30,8 @@ def check_sweep_folder(folder: Path) -> None:
     others = sorted(path.name for path in folder.iterdir() if path.name not in (TABLE, POINTS))
     if others := [name for name in others if not name.startswith(f".{TABLE}.")]:
         raise InputError(
-            f"--out {folder}: holds {others[0]}, which no sweep wrote; must be a new, empty or earlier folder"
+            f"--out {folder}: holds {others[0]}, which no sweep wrote; must be a new or an empty folder, or"
+            " that of an earlier sweep"
         )
 
 

@@ -97,7 +97,9 @@ def _from_trace(workload: Workload, seed: int, base: Path) -> Requests:
     path = _find(workload.trace, base)
     requests = _read(path, workload, seed)
     if workload.model_column and not requests.models:
-        raise InputError(f"workload.model_column: {path} has no row per request, so no column; give models")
+        raise InputError(
+            f"workload.model_column: {path} has no row per request and so no such column; use workload.models instead"
+        )
     notes, n = list(requests.notes), workload.num_requests
     if n is not None and n < len(requests):
         requests = requests.keep(np.arange(len(requests)) < n)
