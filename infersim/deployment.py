@@ -16,7 +16,7 @@ from .config.scenario import Scenario
 from .config.speculation import Speculation
 from .config.units import short
 from .config.workload import Workload
-from .cost.attention_io import with_attention_kernel
+from .cost.attention_kernel import with_attention_kernel
 from .cost.batch import batch_time, draft_time
 from .cost.depth import with_early_exit
 from .cost.drafting import (

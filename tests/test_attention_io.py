@@ -11,7 +11,11 @@ from infersim.config.engine import Engine, resolve
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.published import published
-from infersim.cost.attention_io import (
+from infersim.cost.attention_kernel import with_attention_kernel
+from infersim.cost.placement import Placement
+from infersim.cost.steptime import compile_step_cost
+from infersim.models.catalog import load_model
+from infersim.reproduce.attention_io import (
     KERNELS,
     backward_flops,
     block_sizes,
@@ -20,11 +24,7 @@ from infersim.cost.attention_io import (
     sram_elements,
     training_time,
     unfused_passes,
-    with_attention_kernel,
 )
-from infersim.cost.placement import Placement
-from infersim.cost.steptime import compile_step_cost
-from infersim.models.catalog import load_model
 
 dims = st.sampled_from([64, 128, 256])
 

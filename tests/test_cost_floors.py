@@ -6,9 +6,10 @@ import pytest
 
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
-from infersim.cost.floors import floor_itl, floor_ttft, reference_70b
+from infersim.cost.floors import floor_itl, floor_ttft
 from infersim.cost.placement import Placement
 from infersim.models.catalog import load_model
+from infersim.reproduce.bandwidth import reference_70b
 
 REFERENCE = Placement(reference_70b(), load_hardware("h100-sxm"))
 

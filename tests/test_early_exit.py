@@ -18,13 +18,23 @@ from infersim.config.network import load_network
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.batch import batch_time
-from infersim.cost.depth import compile_depths
-from infersim.cost.early_exit import entropy, expected_cost, gain, needed_share, wait_for_all_gain
+from infersim.cost.depth import compile_depths, needed_share
 from infersim.deployment import deploy
 from infersim.engine.early_exit import decode, full_depth
 from infersim.engine.price import Depths
+from infersim.reproduce.early_exit import entropy, expected_cost
 
 costs = st.lists(st.floats(0.01, 10), min_size=2, max_size=6)
+
+
+def gain(shares, segments, heads) -> float:
+    """Cost without early exits over cost with them, one input at a time."""
+    return sum(segments) / expected_cost(shares, segments, heads)
+
+
+def wait_for_all_gain(share: float, depth: float, head: float, batch: int) -> float:
+    """Time of full passes over that of a batch that stops at its exit only when all of its sequences may."""
+    return 1 / (1 + head - share**batch * (1 - depth))
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,19 +10,15 @@ from shared import SHARED, needs_shared
 
 from infersim.config.errors import InputError
 from infersim.config.speculation import Acceptance, Speculation
-from infersim.cost.speculation import (
-    acceptance_rate,
+from infersim.cost.speculation import acceptance_rate, best_k, speedup, tokens_needed, tokens_per_step
+from infersim.reproduce.rejection import (
     alpha_of,
-    best_k,
     operations_ratio,
-    speedup,
+    speculate,
     speedup_with_oracle,
-    tokens_needed,
-    tokens_per_step,
     tokens_per_step_by_position,
 )
 from infersim.workload.acceptance import acceptance_table, conditional_rates, spread_over_requests
-from infersim.workload.rejection import speculate
 
 probabilities = st.floats(0, 1)
 

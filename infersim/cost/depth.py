@@ -94,6 +94,16 @@ def passed(early_exit: EarlyExit, model: Model, n: np.ndarray) -> tuple[np.ndarr
     return (ends * depths[:, None]).sum(axis=0), reached[:-1].sum(axis=0)
 
 
+def needed_share(depth: float, head: float, backfill: float = 0.0) -> float:
+    """Share of inputs that must leave at a single exit before it gains; above 1: it never does.
+
+    depth: cost of the layers up to the exit; head: of its head, which every input pays; backfill: what an exited token
+    costs still (keys and values of the layers it skipped); all as shares of the full cost.
+    """
+    saved = 1 - depth - backfill
+    return head / saved if saved > 0 else float("inf")
+
+
 def network_depths(network: Network) -> Depths:
     """The stages of a classifier with branches, by number of inputs."""
     inputs = np.arange(max(network.batches) + 1)

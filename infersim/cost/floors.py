@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 from infersim.config.hardware import Hardware
 from infersim.config.precision import FORMATS
-from infersim.models.architecture import MLP, Attention, Layer, Model
 
 from .formats import weight_format
 from .operator import Operator, Sums, evaluate
@@ -81,27 +80,3 @@ def floor_ttft(placement: Placement, prompt_tokens: int) -> float:
     """Seconds to the first token of a prompt alone on the device."""
     check_modelled(placement)
     return step_floor(forward_pass(placement), placement.hardware, prefill_sums(prompt_tokens))
-
-
-def reference_70b() -> Model:
-    """70e9 parameters that a decode step reads: 80 layers, 8 KV heads of 128. What published arithmetic calls "70B".
-
-    Llama-3.1-70B but for its MLP, whose width makes up the round number (other_params the last 0.01 %); the input
-    embedding is not counted.
-    """
-    h, vocab_size, num_layers = 8192, 128256, 80
-    layer = Layer(Attention("full", num_heads=64, num_kv_heads=8, head_dim=128), MLP(28920), norm_params=2 * h)
-    lm_head_params = vocab_size * h
-    return Model(
-        name="reference-70b",
-        family="llama",
-        hidden_size=h,
-        vocab_size=vocab_size,
-        layers=(layer,) * num_layers,
-        tie_word_embeddings=False,
-        max_position_embeddings=131072,
-        embedding_params=0,
-        lm_head_params=lm_head_params,
-        other_params=70_000_000_000 - num_layers * layer.num_params(h) - lm_head_params,
-        source="70e9 parameters by definition",
-    )

@@ -12,8 +12,7 @@ from infersim.config.early_exit import EarlyExit
 from infersim.config.engine import ResolvedEngine
 from infersim.config.hardware import Hardware
 from infersim.cost.batch import batch_time, decodes, draft_time, step_split
-from infersim.cost.depth import compile_depths
-from infersim.cost.early_exit import needed_share
+from infersim.cost.depth import compile_depths, needed_share
 from infersim.cost.placement import Placement
 from infersim.cost.weight_only import KERNELS, crossover_rows
 from infersim.engine.compiled.state import ACTIVATIONS, COMPUTE, CPU, DISK, KV, WEIGHTS

@@ -6,7 +6,8 @@ import numpy as np
 
 from infersim.config.hardware import load_hardware
 from infersim.config.published import published
-from infersim.cost.attention_io import (
+
+from .attention_io import (
     KERNELS,
     achieved,
     backward_elements,
@@ -18,7 +19,6 @@ from infersim.cost.attention_io import (
     training_time,
     unfused_passes,
 )
-
 from .claims import CLOSED_FORM, SIMULATED, Claim, claim, share_holding
 from .simulation import prompt_time
 

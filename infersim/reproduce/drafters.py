@@ -3,9 +3,8 @@ give the speed: verification of the drafts, and drafting."""
 
 from functools import partial
 
-from infersim.cost.speculation import tokens_per_step_by_position
-
 from .claims import CLOSED_FORM, SIMULATED, Claim, claim, expected
+from .rejection import tokens_per_step_by_position
 from .simulation import CHAT, decoding, speed_up, token_time
 
 GPU = "a100-sxm-80gb"  # assumed where a paper names none

@@ -1,15 +1,30 @@
 """Early exit: BranchyNet's rule (Teerapittayanon, McDanel and Kung 2016, arXiv 1709.01686), and the notes on it."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-
-from infersim.cost.early_exit import entropy, expected_cost
 
 from .claims import CLOSED_FORM, SIMULATED, Claim, claim, share_holding
 from .simulation import decoding
 
 ALONE = {"model": "Llama-2-13B", "hardware": "a100-sxm-80gb"}
+
+
+def entropy(probabilities: np.ndarray) -> np.ndarray:
+    """Entropy in nats over the last axis: a branch lets an input exit when it is below its threshold (BranchyNet)."""
+    p = np.clip(probabilities, 1e-300, 1.0)
+    return -(p * np.log(p)).sum(axis=-1)
+
+
+def expected_cost(shares: Sequence[float], segments: Sequence[float], heads: Sequence[float]) -> float:
+    """Mean cost of an input: the layers up to its exit, and every exit head on the way.
+
+    shares: of inputs that leave at each exit, the last being the end; segments: cost of the layers between one exit and
+    the next; heads: cost of each early exit's head, one fewer than segments (the last segment contains its own).
+    """
+    to_exit = np.cumsum(np.asarray(segments, float) + np.append(heads, 0.0))
+    return float(np.dot(shares, to_exit))
 
 
 def _more_leave_at_a_higher_threshold() -> float:

@@ -9,7 +9,6 @@ from infersim.config.engine import Engine
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
-from infersim.cost.attention_io import KERNELS, forward_elements
 from infersim.cost.depth import compile_depths
 from infersim.cost.speculation import speedup
 from infersim.cost.weight_only import KERNELS as INT4_KERNELS
@@ -17,6 +16,7 @@ from infersim.cost.weight_only import gain as int4_gain
 from infersim.deployment import deploy
 from infersim.engine.early_exit import decode, full_depth
 
+from .attention_io import KERNELS, forward_elements
 from .kwon import ASSUMED, latency
 from .simulation import CHAT, speed_up
 from .speculation import drafts

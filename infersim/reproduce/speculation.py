@@ -7,18 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from infersim.cost.speculation import (
-    acceptance_rate,
-    alpha_of,
-    best_k,
-    operations_ratio,
-    speedup,
-    speedup_with_oracle,
-    tokens_per_step,
-)
-from infersim.workload.rejection import speculate
+from infersim.cost.speculation import acceptance_rate, best_k, speedup, tokens_per_step
 
 from .claims import CLOSED_FORM, SIMULATED, Claim, claim, share_holding
+from .rejection import alpha_of, operations_ratio, speculate, speedup_with_oracle
 from .simulation import CHAT, decoding, speed_up, token_time
 
 ALPHAS, KS = np.linspace(0.05, 0.95, 19), (1, 3, 7)

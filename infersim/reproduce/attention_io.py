@@ -7,11 +7,8 @@ elements that fit the on-chip memory of a streaming multiprocessor (the paper's 
 import math
 
 from infersim.config.engine import AttentionKernel
-from infersim.config.errors import InputError
-from infersim.config.hardware import Hardware, OperatorEfficiency
-from infersim.config.published import generation_of, published
-
-from .efficiency import efficiency
+from infersim.config.hardware import Hardware
+from infersim.config.published import published
 
 KERNELS: tuple[AttentionKernel, ...] = ("standard", "flash1", "flash2", "flash3")
 KEY_TILE = 64  # keys and values of a tile that flash2 and flash3 stream past their queries
@@ -25,29 +22,6 @@ def achieved(kernel: AttentionKernel, generation: str) -> float:
     """Published share of peak of long sequences on devices of a generation that was measured."""
     figures = published().attention_kernels[generation][kernel]
     return figures.achieved / figures.peak
-
-
-def with_attention_kernel(hardware: Hardware, kernel: AttentionKernel | None) -> Hardware:
-    """The device with this kernel for prompts; None: as it is. InputError for one that the device cannot run."""
-    if kernel is None:
-        return hardware
-    alike = generation_of(hardware).attention_kernels
-    known = published().attention_kernels[alike]
-    if kernel not in known:
-        raise InputError(
-            f"engine.attention_kernel: {kernel} does not run on {hardware.name}, which has no instructions for it; must"
-            f" be one of {', '.join(known)}"
-        )
-    figures = known[kernel]
-    base = efficiency(hardware, "attention_prefill", "bf16")
-    row = OperatorEfficiency(
-        bandwidth=base.bandwidth, flops=figures.share, fixed=base.fixed, softness=base.softness,
-        terms={"query_keys": figures.keys},
-        provenance="published" if alike == hardware.generation else "assumed",
-        source=f"{kernel} on {alike}: {figures.source}; bandwidth and fixed time: {base.source}",
-    )  # fmt: skip
-    others = {key: row for key, row in hardware.efficiency.items() if key.partition(".")[0] != "attention_prefill"}
-    return hardware.model_copy(update={"efficiency": {**others, "attention_prefill": row}})
 
 
 def sram_elements(hardware: Hardware, element_bytes: float = 2) -> float:
