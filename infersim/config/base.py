@@ -87,7 +87,7 @@ def _message(model: type[BaseModel] | None, error: Any) -> str:
         case "missing":
             name = error["loc"][-1]
             about = field_docstrings(model).get(name) if model else None
-            return "missing" + (f"; {about}" if about else "")
+            return "missing" + (f"; {' '.join(about.split())}" if about else "")
         case "value_error":
             return str(context["error"]).replace("\n", " ")
         case "literal_error" | "enum":

@@ -1,6 +1,6 @@
 """The number formats of weights, KV cache and activations."""
 
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import model_validator
 
@@ -57,11 +57,13 @@ class Precision(Description):
     weights: Annotated[str, _one_of("auto", *FORMATS)] = "auto"
     """auto: as the checkpoint's quantization_config says, bf16 where it has none"""
     kv_cache: Annotated[str, _one_of("bf16", "fp16", "fp8")] = "bf16"
-    activations: Annotated[str, _one_of(*UNQUANTISED)] | None = None
+    activations: Annotated[str, _one_of(*UNQUANTISED)] = "bf16"
     """default: the format of the weights, bf16 where these are quantised; also that of unquantised matrices"""
 
-    @model_validator(mode="after")
-    def _default(self) -> Self:
-        if self.activations is None:  # frozen: filled once, while being made
-            object.__setattr__(self, "activations", self.weights if self.weights in UNQUANTISED else "bf16")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _default(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("activations") is None:
+            weights = data.get("weights")
+            return data | {"activations": weights if weights in UNQUANTISED else "bf16"}
+        return data

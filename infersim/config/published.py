@@ -88,9 +88,10 @@ def profile(name: str) -> Hardware | None:
 def generation_of(hardware: Hardware) -> Generation:
     """The device's generation; if it is unknown, that of the device that it is said to be like."""
     known = generations()
-    if hardware.generation not in known and hardware.efficiencies_of:
-        return known.get(profile(hardware.efficiencies_of).generation, known[OTHER])
-    return known.get(hardware.generation, known[OTHER])
+    name = hardware.generation
+    if name not in known and hardware.efficiencies_of and (like := profile(hardware.efficiencies_of)):
+        name = like.generation
+    return known.get(name, known[OTHER])
 
 
 def relatives(hardware: Hardware) -> list[str]:

@@ -4,6 +4,8 @@ A query meets a key in 2 head_dim FLOPs for the score and 2 v_head_dim for the v
 sequence: further tiles of its queries find them in the cache.
 """
 
+from typing import Any
+
 from infersim.config.precision import BYTES
 from infersim.models.architecture import Attention, Layer, Linear
 
@@ -25,7 +27,7 @@ def attention_operators(layer: Layer, shape: Pass, count: int) -> list[Operator]
     ]
     kinds = {"mla": _latent, "linear": _recurrent}
     operators += kinds[attention.kind](attention, shape, count) if attention.kind in kinds else []
-    if attention.kind == "mla":
+    if latent is not None:
         operators += _absorbed(attention, latent, shape, count)
     elif attention.kind != "linear":
         operators += _keyed(layer, shape, count)
@@ -51,7 +53,7 @@ def _keyed(layer: Layer, shape: Pass, count: int) -> list[Operator]:
     width = attention.head_dim + attention.v_head_dim
     # an encoder's queries see the keys on both sides: twice the causal half
     sides = 2 if layer.cross_attention else 1
-    common = {
+    common: dict[str, Any] = {
         "dtype": shape.precision.kv_cache,
         "rate": shape.dtype,
         "count": count,
@@ -101,8 +103,8 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
     plain = shape.gemm(up, "other", count)
     expand = 2 * up.inputs * up.outputs
     heads = n * (attention.head_dim + attention.v_head_dim)
-    common = {"dtype": shape.dtype, "count": count}
-    keyed = {"dtype": shape.precision.kv_cache, "rate": shape.dtype, "count": count, "window": attention.index_topk}
+    common: dict[str, Any] = {"dtype": shape.dtype, "count": count}
+    keyed = common | {"dtype": shape.precision.kv_cache, "rate": shape.dtype, "window": attention.index_topk}
     decoding = {"heads": n, "kv_heads": 1, "head_dim": r + rope}
     prefilling = {"heads": n, "kv_heads": n, "head_dim": attention.head_dim}
     return [
@@ -132,7 +134,7 @@ def _indexer(attention: Attention, shape: Pass, count: int) -> list[Operator]:
     pair = 2 * attention.index_num_heads * attention.index_head_dim
     keys = float(attention.index_bytes_per_token)
     queries = attention.index_num_heads * attention.index_head_dim
-    common = {"dtype": "fp8", "count": count, "row": "indexer"}
+    common: dict[str, Any] = {"dtype": "fp8", "count": count, "row": "indexer"}
     return [
         Operator("index_cache_write", "elementwise", shape.dtype, count, "tokens",
                  kv={"tokens": keys}, activations={"tokens": attention.index_head_dim * shape.width}),
@@ -153,7 +155,7 @@ def _recurrent(attention: Attention, shape: Pass, count: int) -> list[Operator]:
     state = 2 * attention.state_bytes(shape.width)
     moved = (2 * attention.key_width + 2 * attention.value_width) * shape.width
     inside = n * DELTA_CHUNK * 2 * (2 * k + v)
-    common = {"dtype": shape.dtype, "count": count, "window": 1, "row": "state"}
+    common: dict[str, Any] = {"dtype": shape.dtype, "count": count, "window": 1, "row": "state"}
     return [
         shape.elementwise("conv1d", count, 2 * attention.conv_width, attention.vector_params),
         Operator("recurrent_decode", "recurrent", per="decodes", flops={"decode_keys": 8 * n * k * v},

@@ -10,6 +10,8 @@ from infersim.engine.compiled import law
 from infersim.engine.compiled.state import RESOURCES, SUMS
 from infersim.engine.price import DraftCost, StepCost, rows_of_kinds
 
+NAMES = SUMS.names or ()
+
 
 class Part(NamedTuple):
     """`count` sequences of a step that each bring `tokens` new tokens after `computed` ones.
@@ -20,7 +22,7 @@ class Part(NamedTuple):
 
     computed: int
     tokens: int = 1
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # a tuple has a method of that name
     drafts: int = 0
     samples: bool = True
 
@@ -33,13 +35,13 @@ def decodes(sequences: int, context: int, drafts: int = 0) -> tuple[Part]:
 def _sums(attention: np.ndarray, batch: Sequence[Part]) -> list[SimpleNamespace]:
     """state.SUMS of the batch, one for each kind of attention."""
     rows = attention.view(np.recarray)
-    total = np.zeros((len(rows), len(SUMS.names)), "i8")
+    total = np.zeros((len(rows), len(NAMES)), "i8")
     for part in batch:
         one = np.zeros(len(rows), SUMS).view(np.recarray)
         add = law.add_verification if part.drafts else law.add_to_sums
         add(one, rows, len(rows), part.computed, part.tokens)
         total += part.count * np.array(one.tolist(), "i8")
-    return [SimpleNamespace(**dict(zip(SUMS.names, row, strict=True))) for row in total.tolist()]
+    return [SimpleNamespace(**dict(zip(NAMES, row, strict=True))) for row in total.tolist()]
 
 
 def attention_split(attention: np.ndarray, sums: Sequence[SimpleNamespace]) -> np.ndarray:

@@ -6,6 +6,7 @@ what it is at the last one.
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -49,9 +50,10 @@ def interpolate(values: np.ndarray, axes: list[tuple[float, float, int]], coordi
         low = values.take(int(below), axis=at)
         high = values.take(min(int(below) + 1, axis[2] - 1), axis=at)
         values = low + share * (high - low)
-    total = 0.0
+    total: Any = 0.0
     for corner in range(2 ** len(varying)):
-        index, weight = [], 1.0
+        index: list[Any] = []
+        weight: Any = 1.0
         for i, (below, share) in enumerate(varying):
             above = corner >> i & 1
             index.append(below + above)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def compile_depths(early_exit: EarlyExit, placement: Placement, engine: Resolved
         )
     cuts = [0, *exits, model.num_layers]
     batch, quiet = engine.max_num_seqs, replace(engine, worker_step_time=0.0, worker_sequence_time=0.0)
-    segments, head = [], None
+    segments, head = [], np.zeros(0)
     for first, last in pairwise(cuts):
         part = replace(model, layers=model.layers[first:last], embedding_params=0 if first else model.embedding_params)
         cost = compile_step_cost(replace(placement, model=part), quiet)
@@ -48,7 +49,8 @@ def compile_depths(early_exit: EarlyExit, placement: Placement, engine: Resolved
 
 def _backfill(early_exit: EarlyExit, placement: Placement, layer: int) -> float:
     """Seconds per token that leaves after `layer` layers."""
-    model, hardware, dtype = placement.model, placement.hardware, placement.precision.activations
+    model, hardware = placement.model, placement.hardware
+    dtype: Any = placement.precision.activations
     skipped = model.layers[layer:]
     keys = sum(each.attention.kv_elements_per_token for each in skipped) / placement.parallelism.tensor
     write = keys * placement.kv_bytes / hardware.memory_bandwidth

@@ -33,7 +33,7 @@ def drafter(speculation: Speculation, target: Model) -> Model | None:
 
     EAGLE and MTP: one layer like the target's last, a projection of its joined inputs, the target's embedding and head.
     """
-    if speculation.method == "draft_model":
+    if speculation.method == "draft_model" and speculation.model:
         model = load_model(speculation.model)
         if model.vocab_size != target.vocab_size:
             raise InputError(
@@ -41,7 +41,7 @@ def drafter(speculation: Speculation, target: Model) -> Model | None:
                 " must have the same vocabulary"
             )
         return model
-    if speculation.method == "self":
+    if speculation.method == "self" and speculation.exit_layer:
         if speculation.exit_layer >= target.num_layers:
             raise InputError(
                 f"speculation.exit_layer: must be below the {target.num_layers} layers of {target.name}"

@@ -71,8 +71,9 @@ def floor_itl(placement: Placement, context: int, weight_bits: float | None = No
     weight_bits: bits that a weight takes, scales not counted, instead of what the precision says.
     """
     check_modelled(placement)
-    own_bits = FORMATS[weight_format(placement.model, placement.precision)].bits
-    scale = 1.0 if weight_bits is None else weight_bits / own_bits
+    name = weight_format(placement.model, placement.precision)
+    assert name is not None  # else it is not modelled
+    scale = 1.0 if weight_bits is None else weight_bits / FORMATS[name].bits
     return step_floor(forward_pass(placement), placement.hardware, decode_sums(context), scale)
 
 

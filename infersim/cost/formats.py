@@ -73,7 +73,8 @@ def kernels(placement: Placement) -> dict[str, Kernel]:
     """Part of a model -> how its matrices are multiplied; "other" is what is never quantised (router, LM head)."""
     model, precision = placement.model, placement.precision
     plain = Kernel("cublas", precision.activations, precision.activations, placement.activation_bytes)
-    chosen = _kernel(weight_format(model, precision), placement) or plain
+    name = weight_format(model, precision)
+    chosen = (name and _kernel(name, placement)) or plain
     left = model.quantization.modules_to_not_convert if model.quantization else ()
     quantised = {
         part: plain if any(word in module for module in left for word in words) else chosen
@@ -102,6 +103,7 @@ def problems(placement: Placement) -> list[str]:
     name = weight_format(model, precision)
     if name is None:
         q = model.quantization
+        assert q is not None
         return [f"model: {model.name}: {q.method} weights of {q.bits} bits are not modelled yet; precision.weights"
                 f" can name another format, such as bf16"]  # fmt: skip
     if name in UNQUANTISED and precision.activations != name:

@@ -223,6 +223,7 @@ def _layer_bytes(layer: Layer, whole: Layer, model: Model, chosen: dict[str, Ker
             size += matrix_bytes(linear, chosen["other" if kept else "attention"], plain)
     if not isinstance(layer.mlp, MoE):
         return size + sum(matrix_bytes(linear, chosen["mlp"], plain) for linear in layer.mlp.linears(h))
+    assert isinstance(whole.mlp, MoE)
     moe = layer.mlp
     size += whole.mlp.router(h).num_params * plain + h * moe.shared_gate * plain
     size += moe.num_experts * sum(matrix_bytes(linear, chosen["experts"], plain) for linear in moe.expert.linears(h))
@@ -251,7 +252,7 @@ def _layer_terms(layer: Layer, h: int) -> dict[str, float]:
     if isinstance(layer.mlp, MoE):
         # vLLM's fused_experts: one buffer for the first matrix's outputs and then the second's, one in between
         k, (up, down) = layer.mlp.num_experts_per_token, layer.mlp.expert.linears(h)
-        mlp = {"experts' outputs": k * max(up.outputs, h), "experts' activation": k * down.inputs}
+        mlp: dict[str, float] = {"experts' outputs": k * max(up.outputs, h), "experts' activation": k * down.inputs}
         shared = layer.mlp.shared_intermediate_size
         mlp |= {"shared experts": shared} if shared else {}
     else:
@@ -259,7 +260,7 @@ def _layer_terms(layer: Layer, h: int) -> dict[str, float]:
         mlp = {up.name: up.outputs, "activation": down.inputs}
     linears = {linear.name: linear for linear in layer.attention.linears(h)}
     wide = sum(linear.outputs for name, linear in linears.items() if name != "o_proj" and "index" not in name)
-    attention = {"projections": wide, "rotary embedding": wide, "attention": linears["o_proj"].inputs}
+    attention: dict[str, float] = {"projections": wide, "rotary embedding": wide, "attention": linears["o_proj"].inputs}
     if "qkv_proj" in linears:
         attention = {"qkv_proj": wide, "rotary embedding": wide, "attention": linears["o_proj"].inputs}
     return max(mlp, attention, key=lambda terms: sum(terms.values()))

@@ -19,7 +19,8 @@ from .sharding import rank_layer
 def beside_prefill(hardware: Hardware) -> BesidePrefill | None:
     """The device's own, or its generation's; None where kernels pack the heads in any step."""
     relative = generation_of(hardware).beside_prefill
-    return hardware.beside_prefill or (profile(relative).beside_prefill if relative else None)
+    other = profile(relative) if relative else None
+    return hardware.beside_prefill or (other.beside_prefill if other else None)
 
 
 def add_mixed(attention: np.ndarray, placement: Placement) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,8 @@ Amount = Mapping[str, float]
 """sum -> coefficient: a linear function of the sums of a step"""
 
 
-def evaluate(amount: Amount, sums: Sums) -> float | np.ndarray:
-    """The value of a linear function of the sums."""
+def evaluate(amount: Amount, sums: Sums) -> Any:
+    """The value of a linear function of the sums: a number, or an array of their shape."""
     return sum(coefficient * sums[name] for name, coefficient in amount.items())
 
 

@@ -59,6 +59,7 @@ def _layer(whole: Layer, shape: Pass, count: int) -> list[Operator]:
     if layer.cross_attention:
         operators += shape.all_reduce(count)
     if isinstance(layer.mlp, MoE):
+        assert isinstance(whole.mlp, MoE)
         return operators + _moe(whole.mlp, layer.mlp, shape, count)
     return [*operators, *_mlp(layer.mlp, h, shape, "mlp", count), *shape.all_reduce(count)]
 

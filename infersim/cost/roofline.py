@@ -5,6 +5,7 @@ to their bytes. The fixed time is launch; a collective's time is collectives. Th
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def rate(hardware: Hardware, operator: Operator) -> Rate:
 
 def peak_flops(hardware: Hardware, operator: Operator) -> float:
     """The rate of the operator's arithmetic; a device without it does it in 16 bits."""
-    flops = hardware.flops
+    flops: dict = hardware.flops
     return flops.get(operator.rate or operator.dtype) or flops.get("bf16") or flops["fp16"]
 
 
@@ -114,6 +115,7 @@ def _law(operator: Operator, rate: Rate, sums: Sums) -> tuple:
     Where the class was calibrated, its law's (cost/laws.py); else in proportion to bytes and FLOPs.
     """
     shares, hardware, shape = rate.shares, rate.hardware, operator.shape
+    compute: Any
     activations = rate.per_byte * evaluate(operator.activations, sums)
     if "tile_depth" in shares.terms and "k" in shape:
         m, n, k = sums[operator.per], shape["n"], shape["k"]

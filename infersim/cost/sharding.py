@@ -21,7 +21,7 @@ from itertools import accumulate
 
 from infersim.config.errors import InputError
 from infersim.config.parallelism import Parallelism
-from infersim.models.architecture import Layer, Model, MoE, counted
+from infersim.models.architecture import MLP, Layer, Model, MoE, counted
 
 from . import formats
 from .collectives import node_size
@@ -36,13 +36,15 @@ def rank_layer(layer: Layer, parallelism: Parallelism) -> Layer:
     cut by `moe_tensor`. Norms and the biases of row-parallel matrices are whole on every rank, which their counts on
     the smaller layer give.
     """
-    tensor = parallelism.tensor
+    tensor, moe_tensor = parallelism.tensor, parallelism.moe_tensor
+    assert moe_tensor is not None  # filled while being made
+    mlp: MLP | MoE
     attention = _rank_attention(layer.attention, tensor)
     if isinstance(layer.mlp, MoE):
         mlp = replace(
             layer.mlp,
             num_experts=layer.mlp.num_experts // parallelism.expert,
-            intermediate_size=layer.mlp.intermediate_size // parallelism.moe_tensor,
+            intermediate_size=layer.mlp.intermediate_size // moe_tensor,
             shared_intermediate_size=layer.mlp.shared_intermediate_size // tensor,
         )
     else:
@@ -104,7 +106,7 @@ def _indivisible(placement: Placement) -> list[str]:
         divide("tensor", "query heads", tensor, layer.attention.num_heads)
         if isinstance(layer.mlp, MoE):
             divide("expert", "experts", parallelism.expert, layer.mlp.num_experts)
-            divide("moe_tensor", "channels of an expert", parallelism.moe_tensor, layer.mlp.intermediate_size)
+            divide("moe_tensor", "channels of an expert", parallelism.moe_tensor or 1, layer.mlp.intermediate_size)
             if layer.mlp.shared_intermediate_size:
                 divide("tensor", "channels of the shared experts", tensor, layer.mlp.shared_intermediate_size)
         else:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -55,11 +56,18 @@ def compile_step_cost(placement: Placement, engine: ResolvedEngine) -> StepCost:
     No step is dearer than one of more tokens, or of more keys, although some kernels were measured so: see `rising`.
     """
     cost = sum_operators(placement, engine)
-    linear, head, shared = (
-        None if table is None else np.ascontiguousarray(table * rising(table.sum(1))[:, None])
-        for table in (cost.linear, cost.head, cost.shared)
+    shared = None if cost.shared is None else _rising(cost.shared)
+    return replace(
+        cost,
+        linear=_rising(cost.linear),
+        head=_rising(cost.head),
+        shared=shared,
+        attention=_rising_attention(cost.attention),
     )
-    return replace(cost, linear=linear, head=head, shared=shared, attention=_rising_attention(cost.attention))
+
+
+def _rising(table: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(table * rising(table.sum(1))[:, None])
 
 
 def rising(times: np.ndarray) -> np.ndarray:
@@ -93,7 +101,7 @@ def _rising_attention(prices: np.ndarray) -> np.ndarray:
 
 def _kernel_time(row: np.void, phase: str, queries: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Seconds of one attention kernel before its correction; of a prefill one chunk, or prompts without a context."""
-    price, pairs = SimpleNamespace(**{name: row[name] for name in row.dtype.names}), queries * means
+    price, pairs = SimpleNamespace(**{name: row[name] for name in row.dtype.names or ()}), queries * means
     if phase == "decode":
         sums = SimpleNamespace(num_decodes=queries, more_queries=0, decode_keys=pairs, more_pairs=0)
         kv, activations, compute = decode_demand(price, sums)
@@ -133,7 +141,7 @@ def sum_operators(placement: Placement, engine: ResolvedEngine) -> StepCost:
     sequences = np.arange(engine.max_num_seqs + 1)
     linear, head = zero_split(len(tokens)), zero_split(len(sequences))
     shared = zero_split(len(tokens)) if parallelism.attention_data > 1 else None
-    rows: dict[tuple[int, str], np.void] = {}
+    rows: dict[tuple[int, str], Any] = {}
     times, kernels_in_all = launch(hardware), 0
     for operator in merged(forward_pass(placement)):
         if "fused" in operator.shape and not engine.fuse_norm_quant:
@@ -141,10 +149,10 @@ def sum_operators(placement: Placement, engine: ResolvedEngine) -> StepCost:
         speed = rate(hardware, operator)
         kernels = 0 if operator.message else operator.count
         kernels_in_all += operator.count * launches(operator)
-        if operator.shared:
+        if operator.shared and shared is not None:
             add_time(shared, operator, speed, {"step": 1.0, "tokens": tokens * parallelism.attention_data})
         elif operator.per == "tokens":
-            alone = slice(None)
+            alone: Any = slice(None)
             if operator.name == "norm" and parallelism.tensor > 1 and engine.fuse_allreduce_rms:
                 alone = tokens * model.hidden_size * placement.activation_bytes > FUSED_BYTES
             own = linear[alone]
@@ -190,7 +198,7 @@ def slowest_stage(placement: Placement, linear: np.ndarray, head: np.ndarray, en
     return float(time.max() / (of_layers + of_head))
 
 
-def _add_attention(rows: dict[tuple[int, str], np.void], operator: Operator, speed: Rate) -> None:
+def _add_attention(rows: dict[tuple[int, str], Any], operator: Operator, speed: Rate) -> None:
     """Add an operator to the row of its window: seconds per sum, of all layers together.
 
     Where FLOPs and bytes follow the same sum, their soft maximum does too.
@@ -228,6 +236,7 @@ def _grid(operator: Operator, speed: Rate, phase: str) -> tuple[np.ndarray, np.n
     Its knots are those of the class's correction. Where it would beat physics (FLOPs at peak, a decode's keys at the
     memory's bandwidth) it is what physics leaves.
     """
+    assert speed.shares.correction is not None
     (first, last, _), (low, high, _) = (speed.shares.correction.axes[name] for name in ("work", "keys"))
     unit = attention_coordinates(phase, speed.hardware, 1.0, 1.0, **operator.shape)["work"]
     works, keys = np.linspace(first, last, CORRECTION[0]) - unit, np.linspace(low, high, CORRECTION[1])

@@ -162,7 +162,7 @@ def _metric_differences(one: list[Result], other: list[Result]) -> dict[str, Any
     """Every metric's two means, the difference of pairs with the same seed, and the half-width of its interval."""
     before, after = [measure(r) for r in one], [measure(r) for r in other]
     pairs = [
-        {name: y[name] - x[name] if x[name] is not None and y[name] is not None else None for name in x}
+        {name: None if (b := y[name]) is None or (a := x[name]) is None else b - a for name in x}
         for x, y in zip(before, after, strict=True)
     ]
     means, half_widths = combine(pairs)
