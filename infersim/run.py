@@ -268,6 +268,7 @@ def _result(
         models=requests.models,
         notes=requests.notes,
         opened_until=np.inf if requests.after is None else float(served.requests["arrival"][requests.after < 0].max()),
+        session=requests.session,
         warmup=warmup_time(scenario, served.requests),
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,

@@ -10,7 +10,7 @@ from infersim.config.errors import InputError
 from infersim.config.hardware import OperatorEfficiency
 from infersim.config.scenario import Scenario
 from infersim.metrics.latency import METRICS, STATISTICS
-from infersim.metrics.verdict import Verdict, judge, judge_backlog
+from infersim.metrics.verdict import Flow, Verdict, judge, judge_flow
 
 from .overheads import setting
 from .replay import Predicted, predict
@@ -67,7 +67,9 @@ def _judge(run: Measured, predicted: Predicted) -> Verdict | None:
     outputs = run.requests.output_tokens
     r = predicted.result.requests
     alone = r["first_token"] - r["scheduled"] + float(np.nanmin(predicted.tpot, initial=math.inf)) * (outputs - 1)
-    return judge_backlog(run.requests.arrival, run.requests.arrival + run.e2el, np.where(outputs > 1, alone, 0.0))
+    arrival, nobody = run.requests.arrival, np.zeros(len(r), bool)
+    first = arrival + np.maximum(run.ttft - (r["first_token"] - r["scheduled"]), 0.0)  # about when it was admitted
+    return judge_flow(Flow(arrival, first, arrival + run.e2el, np.where(outputs > 1, alone, 0.0), refused=nobody))
 
 
 def _throughput(run: Measured, summary: dict[str, float]) -> dict[str, float]:

@@ -75,7 +75,7 @@ def run(
         print_report(document, files)
     if document["interrupted"]:
         return INTERRUPTED
-    return SLO_MISSED if document["slo"] and not document["slo"]["met"] else 0
+    return SLO_MISSED if document["slo"] and document["slo"]["met"] is False else 0
 
 
 def _picture(

@@ -14,7 +14,7 @@ from infersim.metrics.conservation import check_conservation
 from infersim.metrics.latency import count, measure
 from infersim.metrics.result import Result
 from infersim.metrics.tenants import compare_models, compare_tenants
-from infersim.metrics.verdict import Verdict, combine_verdicts, judge
+from infersim.metrics.verdict import STABLE, TOO_SHORT, Verdict, combine_verdicts, judge
 
 from .binding import find_binding
 
@@ -58,7 +58,8 @@ def summarize(results: list[Result]) -> dict[str, Any]:
 
 
 def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | None:
-    """Each limit with the value that is held against it; met only by a system that keeps up and serves everything."""
+    """Each limit with the value that is held against it. Met only by a system that keeps up and serves everything; None
+    if the limits hold in a run that is too short to tell whether it does."""
     slo = result.scenario.slo
     if not slo.limits and not slo.request_limits:
         return None
@@ -66,7 +67,8 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
     for name, limit in slo.limits.items():
         value = metrics[name.replace("p50_", "median_")]
         limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
-    met = verdict.state == "stable" and all(limit["met"] for limit in limits)
+    held = all(limit["met"] for limit in limits)
+    met = None if held and verdict.state == TOO_SHORT else held and verdict.state == STABLE
     goodput, throughput = metrics["request_goodput"], metrics["request_throughput"]
     share = goodput / throughput if goodput is not None and throughput else None
     return {"met": met, "limits": limits, "goodput_share": share}

@@ -76,6 +76,8 @@ class Result:
     """one sentence for each liberty taken"""
     opened_until: float = np.inf
     """when the last request came that follows no other: after that only sessions end"""
+    session: np.ndarray | None = None
+    """i8[n]: equal for requests of one conversation, one after another"""
     warmup: float = 0.0
     """requests sent earlier are left out of the metrics"""
     itl_gaps: np.ndarray | None = None

@@ -1,45 +1,94 @@
-"""Does the system keep up with what arrives? A verdict that a stable system does not fail by chance."""
+"""Does the system keep up with what arrives? Stable, saturated, or a run too short to tell."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from infersim.engine.compiled.state import REJECTED
+from infersim.engine.compiled.state import COMPLETED, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, REJECTED
 
 from .confidence import student_t
 from .latency import HISTOGRAM_CENTRES
 from .result import Result
 
-INTERVALS = 20
-WHOLE, HALF = 0.99, 0.975  # one-sided confidence that the backlog grows, over all and over the second half
+INTERVALS = 20  # of the window: the tests of growth look at all, and at the last half
+WHOLE, HALF = 0.995, 0.99  # one-sided confidence that the backlog grows, over all and over the second half
 SHARE_OF_BACKLOG = 0.1  # growth in the second half below this share of the final backlog is a fluctuation
-BURST = "a burst, without a rate to keep up with"
-STATES = ("rejected", "saturated", "stable")
+RELAXATIONS = 8  # in the second half of the window: sooner a batch is still filling up
+DRAINED = 30  # requests that wait when arrivals end, from which on their rate of admission is the capacity
+MEANS, RETURNS = 50, -4.0  # intervals of the test that the number in the system returns to its mean, critical value
+LEAST = 100  # requests in the window: fewer are too short for the tests, but not to see a queue that drains slowly
+TURNED_AWAY = 0.01  # share of what arrives that may be refused, time out or be lost
+TOO_LONG = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN)
+STATES = ("rejected", "saturated", "too short to tell", "stable")
 """worst first"""
+REJECTED_ALL, SATURATED, TOO_SHORT, STABLE = STATES
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """state: one of STATES, rejected if no request could be served; backlog_per_s: its growth, 0 unless saturated."""
+    """What one run says.
+
+    state: one of STATES, rejected if no request could be served; backlog_per_s: growth of the backlog, requests/s, 0
+    unless saturated; reason: a sentence; needed_requests: about so many would decide, None where that is decided.
+    """
 
     state: str
     backlog_per_s: float
     reason: str
+    needed_requests: int | None = None
+    burst: bool = False
+    """everything arrived at once: there is no rate to keep up with"""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Requests in order of arrival, f8[n] in s; inf for what never happened.
+
+    unloaded: seconds that each would take in an empty system; until: the last arrival that follows no other request, or
+    the end of what was seen; opening: seconds from a conversation's first request to its last: so long does the rate of
+    requests go on rising although conversations begin at one rate; one_queue: whether `scheduled` ends all waiting
+    (not so where the KV is handed over to another pool, which has a queue of its own); refused: bool[n], turned away,
+    timed out or lost; limit: most that the client has in the system at once, None without.
+    """
+
+    arrival: np.ndarray
+    scheduled: np.ndarray
+    ended: np.ndarray
+    unloaded: np.ndarray
+    refused: np.ndarray
+    until: float = math.inf
+    opening: float = 0.0
+    one_queue: bool = True
+    unit: str = "requests"
+    limit: int | None = None
 
 
 def judge(result: Result) -> Verdict:
-    """The verdict on one run."""
-    rejected = result.requests["status"] == REJECTED
-    if len(rejected) and rejected.all():
-        return Verdict("rejected", 0.0, f"all {len(rejected):,} requests were rejected")
-    r = result.requests[~rejected]
-    order = np.argsort(r["arrival"], kind="stable")  # what follows another request has no place of its own
-    ended = np.where(result.completed[~rejected], r["last_token"], np.inf)
-    until = min(result.opened_until, result.end_time if result.interrupted else np.inf)
-    verdict = judge_backlog(r["arrival"][order], ended[order], _unloaded(result)[~rejected][order], until)
-    if limit := result.scenario.workload.max_concurrency:
-        return replace(verdict, reason=f"{verdict.reason}; the client has at most {limit} in the system")
-    return verdict
+    """The verdict on one run. What no server could take (longer than max_model_len) is no load, and left out."""
+    r = result.requests
+    rejected = r["status"] == REJECTED
+    if len(r) and rejected.all():
+        return Verdict(REJECTED_ALL, 0.0, f"all {len(r):,} requests were rejected")
+    unloaded = _unloaded(result)
+    possible = np.flatnonzero(~rejected | ~np.isin(r["reason"], TOO_LONG))
+    order = possible[np.argsort(r["arrival"][possible], kind="stable")]  # followers have no place of their own
+    seen = result.end_time if result.interrupted else np.inf
+    r = r[order]
+    return judge_flow(
+        Flow(
+            r["arrival"],
+            np.where(r["scheduled"] >= 0, r["scheduled"], np.inf),
+            np.where(r["status"] == COMPLETED, r["last_token"], np.inf),
+            unloaded[order],
+            refused=r["status"] > COMPLETED,
+            until=min(result.opened_until, seen),
+            opening=_opening(result, unloaded),
+            one_queue=result.scenario.cluster.prefill is None,
+            unit="requests" if math.isinf(result.opened_until) else "requests of conversations",
+            limit=result.scenario.workload.max_concurrency,
+        )
+    )
 
 
 def _unloaded(result: Result) -> np.ndarray:
@@ -51,55 +100,180 @@ def _unloaded(result: Result) -> np.ndarray:
     return prefill + gap * (np.minimum(r["output_tokens"], r["max_tokens"]) - 1)
 
 
-def judge_backlog(arrival: np.ndarray, ended: np.ndarray, unloaded: np.ndarray, until: float = np.inf) -> Verdict:
-    """The verdict on times of arrival (in order) and of completion (inf: never), f8[n] in s, observed until `until`.
+def _opening(result: Result, unloaded: np.ndarray) -> float:
+    """Seconds that 9 in 10 conversations would take in an empty system, from their first request to their last."""
+    if result.session is None:
+        return 0.0
+    r, same = result.requests, result.session[1:] == result.session[:-1]
+    thought = np.where(r["last_token"][:-1] >= 0, r["arrival"][1:] - r["last_token"][:-1], 0.0)
+    taken = np.where(same, np.maximum(thought, 0.0) + unloaded[:-1], 0.0)
+    return float(np.percentile(np.bincount(result.session[1:], taken), 90))
 
-    `unloaded` f8[n]: seconds that each request would take in an empty system. The excess is the number of requests that
-    would have been completed in that time and are not: a batch that fills up is no excess, a queue is, and so are
-    requests that slow each other down. The period in which requests arrive is cut into 20 intervals. The system is
-    saturated if the excess
 
-    1. grows over the period by more than chance, a one-sided t test (99 %) of its 20 increments;
-    2. goes on growing in the second half, the same test (97.5 %) of the last 10;
-    3. grows there by a tenth of the final backlog (arrivals - completions) at least.
+def judge_flow(flow: Flow) -> Verdict:
+    """The verdict on times of arrival, admission and completion.
+
+    Requests that all arrive at one moment (a closed loop, say) have no rate to keep up with: stable. Otherwise the
+    window is the time in which requests arrive, without the opening, in which conversations only begin, and without the
+    drain at the end. In this order:
+
+    Saturated, if
+    1. more than 1 % of what arrives is refused, times out or is lost;
+    2. `_growing`: the backlog grows by more than chance, and a batch that fills up is over; or
+    3. `_drain_rate`: what waits when arrivals end is admitted at a significantly lower rate than it came.
+
+    Stable, if a batch that fills up is over and
+    4. `_empties`: nobody waits at some moment of each tenth of the second half, and nothing suggests growth; or
+    5. `_returns`: the number in the system returns to its mean.
+
+    At critical load each of 4 and 5 is true of 1 run in 100 or fewer (tests/test_metrics_verdict.py, queues of several
+    kinds). Anything else is too short to tell.
+    """
+    n = len(flow.arrival)
+    first, until = (float(flow.arrival[0]), min(flow.until, float(flow.arrival[-1]))) if n else (0.0, 0.0)
+    at_most = f"; the client has at most {flow.limit} in the system" if flow.limit else ""
+    if until == first:
+        return Verdict(STABLE, 0.0, f"a burst, without a rate to keep up with{at_most}", burst=True)
+    start = first + flow.opening
+    if until - start <= flow.opening:
+        needed = _round(n * max(2.5 * flow.opening / (until - first), 2.0))
+        why = f"conversations take {flow.opening:.3g} s and begin for {until - first:.3g} s only"
+        return Verdict(TOO_SHORT, 0.0, f"{why}; about {needed:,} {flow.unit} would tell", needed)
+    window = until - start
+    inside = (flow.arrival > start) & (flow.arrival <= until)
+    arrive = inside.sum() / window
+    complete = ((flow.ended > start) & (flow.ended <= until)).sum() / window
+    refused = (flow.refused & inside).sum() / max(inside.sum(), 1)
+    rates = f"{arrive:.3g} {flow.unit}/s arrive, {complete:.3g} are completed"
+    if refused:
+        rates += f", {refused:.1%} are refused, time out or are lost"
+    rates += f", in {window:.3g} s{at_most}"
+    residence, relaxation = _relaxation(flow, start, until)
+    enough = inside.sum() >= LEAST
+    settled = enough and window / 2 >= RELAXATIONS * relaxation
+    # of requests that an empty system would have completed and this one has not: a batch that fills up is no excess
+    excess = _growth(flow.arrival + flow.unloaded, flow.ended, start, until)
+    grows = settled and _growing(excess, (flow.arrival <= until).sum() - (flow.ended <= until).sum())
+    if enough and not grows and window / 2 >= RELAXATIONS * residence:
+        waiting = (flow.arrival <= until).sum() - (flow.scheduled <= until).sum()
+        grows = _growing(_growth(flow.arrival, flow.scheduled, start, until), waiting)
+    if refused > TURNED_AWAY or grows or arrive > _drain_rate(flow, until):
+        return Verdict(SATURATED, max(float(arrive - complete), 0.0), rates)
+    returns = _returns(flow, start, until)
+    if settled and (returns <= RETURNS or (flow.one_queue and _empties(flow, start, until) and not _rising(excess))):
+        return Verdict(STABLE, 0.0, rates)
+    factor = max(
+        LEAST / max(inside.sum(), 1), 2 * RELAXATIONS * relaxation / window, (RETURNS / min(returns, -1.0)) ** 2
+    )
+    needed = _round(n * min(max(factor, 2.0), 10.0))
+    return Verdict(TOO_SHORT, 0.0, f"{rates}; about {needed:,} {flow.unit} would tell", needed)
+
+
+def _round(number: float) -> int:
+    """Up to two significant digits."""
+    unit = 10 ** max(math.floor(math.log10(number)) - 1, 0)
+    return math.ceil(number / unit) * unit
+
+
+def _relaxation(flow: Flow, start: float, until: float) -> tuple[float, float]:
+    """Seconds that a request runs, and those after which the number of running requests has forgotten where it began.
+
+    A batch of n takes a + b n seconds a step, so that L tokens take r(n) = L (a + b n) and n / r(n) leave per second;
+    the number relaxes at the derivative of that, L a / r(n)^2: in r(n)^2 / r(0) seconds.
+    """
+    admitted = (flow.scheduled > start) & (flow.scheduled <= until)
+    if not admitted.any():
+        return until - start, until - start
+    ran = np.where(np.isfinite(flow.ended), flow.ended, until)[admitted] - flow.scheduled[admitted]
+    took, alone = max(float(ran.mean()), 0.0), float(flow.unloaded[admitted].mean())
+    return took, took * max(took / alone, 1.0) if alone > 0.0 else took
+
+
+def _growth(came: np.ndarray, went: np.ndarray, start: float, until: float) -> np.ndarray:
+    """f8[20]: how much more came than went in each twentieth of the window."""
+    edges = np.linspace(start, until, INTERVALS + 1)
+    more = (np.searchsorted(np.sort(times), edges, "right") for times in (came, went))
+    return np.diff(next(more) - next(more)).astype("f8")
+
+
+def _growing(increments: np.ndarray, backlog: int) -> bool:
+    """Whether f8[20] growth of a backlog is more than chance: over the window (one-sided t test of its increments,
+    99.5 %), in the second half too (99 %), and there by a tenth of the final backlog at least.
 
     Why this works: overloaded, the excess is a random walk with positive drift; at critical load a reflected one
     without drift; below, it is stationary, so that its increments are negatively correlated and the test errs to the
     safe side (Iglehart & Whitt, Advances in Applied Probability 2:150, 1970; Asmussen, Applied Probability and Queues,
-    2003, ch. X). The increments bring their own scale, whatever the burstiness. A run of fewer than some ten sojourn
-    times below critical load has not reached its steady state, and may be called saturated: it was, so far.
-
-    Requests that all arrive within the time that one takes alone are a burst without a rate to keep up with (all at
-    once, and so a closed loop too): stable.
-
-    The growth is that of arrivals - completions per second over the second half.
+    2003, ch. X). The increments bring their own scale, whatever the burstiness.
     """
-    start, until = (float(arrival[0]), min(until, float(arrival[-1]))) if len(arrival) else (0.0, 0.0)
-    if until - start <= (np.percentile(unloaded, 50) if len(arrival) else 0.0):
-        return Verdict("stable", 0.0, BURST)
-    edges = np.linspace(start, until, INTERVALS + 1)
-    arrived, due, completed = (
-        np.searchsorted(np.sort(times), edges, side="right") for times in (arrival, arrival + unloaded, ended)
+    second_half = increments[INTERVALS // 2 :]
+    return (
+        _t(increments) > student_t(WHOLE, INTERVALS - 1)
+        and _t(second_half) > student_t(HALF, INTERVALS // 2 - 1)
+        and bool(second_half.sum() >= SHARE_OF_BACKLOG * backlog)
     )
-    excess = np.diff(due - completed)
-    second_half = excess[INTERVALS // 2 :]
-    arrivals_per_s, completions_per_s = (
-        float(counts[-1] - counts[INTERVALS // 2]) / (until - edges[INTERVALS // 2]) for counts in (arrived, completed)
-    )
-    rates = f"{arrivals_per_s:.3g} requests/s arrive, {completions_per_s:.3g} are completed"
-    if (
-        _positive(excess, WHOLE)
-        and _positive(second_half, HALF)
-        and second_half.sum() >= SHARE_OF_BACKLOG * (arrived[-1] - completed[-1])
-    ):
-        return Verdict("saturated", arrivals_per_s - completions_per_s, rates)
-    return Verdict("stable", 0.0, rates)
 
 
-def _positive(increments: np.ndarray, confidence: float) -> bool:
-    """Whether the mean of the increments is above zero, by Student's t test."""
-    n = len(increments)
-    return increments.mean() > student_t(confidence, n - 1) * increments.std(ddof=1) / np.sqrt(n)
+def _rising(increments: np.ndarray) -> bool:
+    """Whether there is the least sign of growth in the second half."""
+    return _t(increments[INTERVALS // 2 :]) > 1.0
+
+
+def _t(x: np.ndarray) -> float:
+    """Student's t of a mean against 0."""
+    spread = float(x.std(ddof=1))
+    return (
+        float(x.mean()) / (spread / math.sqrt(len(x)))
+        if spread > 0.0
+        else math.copysign(math.inf, float(x.mean()) or -1.0)
+    )
+
+
+def _drain_rate(flow: Flow, until: float) -> float:
+    """What the system admits per second, at most, from those who wait when arrivals end: inf if too few do.
+
+    More than enough wait then, so this is its capacity; the bound is three standard errors above, with a coefficient of
+    variation of 2 (long and short requests).
+    """
+    waiting = (flow.arrival <= until) & (flow.scheduled > until) & ~flow.refused
+    count = int(waiting.sum())
+    last = float(flow.scheduled[waiting].max()) if count else 0.0
+    if count < DRAINED or math.isinf(last):
+        return math.inf
+    return count / (last - until) * (1 + 3 * 2 / math.sqrt(count))
+
+
+def _empties(flow: Flow, start: float, until: float) -> bool:
+    """Whether nobody waits at some moment of each tenth of the second half of the window."""
+    edges = np.linspace((start + until) / 2, until, INTERVALS // 2 + 1)
+    arrival = np.sort(flow.arrival[~flow.refused])
+    admitted = np.sort(flow.scheduled[~flow.refused])
+    waiting = np.searchsorted(arrival, admitted, "right") - np.arange(1, len(admitted) + 1)
+    empty = admitted[waiting == 0]
+    at_edge = np.searchsorted(arrival, edges, "right") == np.searchsorted(admitted, edges, "right")
+    within = np.searchsorted(empty, edges[1:], "right") > np.searchsorted(empty, edges[:-1], "right")
+    return bool((within | at_edge[:-1]).all())
+
+
+def _returns(flow: Flow, start: float, until: float) -> float:
+    """The t statistic of Dickey & Fuller (Journal of the American Statistical Association 74:427, 1979) on the mean
+    numbers in the system in 50 intervals: far below 0 if the number returns to a mean, near 0 if it wanders."""
+    edges = np.linspace(start + 0.2 * (until - start), until, MEANS + 1)
+    inside = np.diff(_integral(flow.arrival, edges) - _integral(flow.ended, edges))
+    before, change = inside[:-1] - inside[:-1].mean(), np.diff(inside)
+    square = float((before**2).sum())
+    if square == 0.0:
+        return -math.inf
+    slope = float((before * change).sum()) / square
+    rest = change - change.mean() - slope * before
+    error = math.sqrt(float((rest**2).sum()) / (len(change) - 2) / square)
+    return slope / error if error > 0.0 else math.copysign(math.inf, slope)
+
+
+def _integral(times: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """f8[m]: the integral of the number of `times` that have passed, up to each of f8[m]."""
+    times = np.sort(times[np.isfinite(times)])
+    passed = np.searchsorted(times, until, "right")
+    return passed * until - np.concatenate(([0.0], np.cumsum(times)))[passed]
 
 
 def combine_verdicts(verdicts: list[Verdict]) -> Verdict:
@@ -107,4 +281,5 @@ def combine_verdicts(verdicts: list[Verdict]) -> Verdict:
     state = max(STATES, key=lambda state: sum(v.state == state for v in verdicts))
     those = [v for v in verdicts if v.state == state]
     share = f" ({len(those)} of {len(verdicts)} replications)" if len(verdicts) > 1 else ""
-    return Verdict(state, sum(v.backlog_per_s for v in those) / len(those), those[0].reason + share)
+    growth = sum(v.backlog_per_s for v in those) / len(those)
+    return replace(those[0], backlog_per_s=growth, reason=those[0].reason + share)

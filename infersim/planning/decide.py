@@ -10,11 +10,12 @@ from infersim.config.scenario import Scenario
 from infersim.metrics.confidence import student_t
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
-from infersim.metrics.verdict import BURST, judge
+from infersim.metrics.verdict import STABLE, TOO_SHORT, judge
 from infersim.run import run
 
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
 LEAST, MOST = LOOKS[1], LOOKS[-1]
+MOST_REQUESTS = 200_000  # a run is lengthened so far until it tells whether the load is kept up with
 FAR = 2.0  # one replication at so many times a limit is clear by itself
 MEAN_LEVEL = 0.95  # one-sided, of the mean over replications
 RUN_LEVEL = 0.99  # one-sided, of one more replication: what a user would see
@@ -66,37 +67,46 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
     """Whether so many replicas hold the SLO of the scenario at `rate` together, in every run rather than on average.
 
     Met: the upper 99 % prediction bound of each limited statistic is within its limit (Student's t, after at least 4
-    replications). Missed: the lower 95 % bound of a mean is above its limit, or the load cannot be kept up with, or
-    it is over before that could be told.
+    replications), in runs long enough to tell that the load is kept up with; where they are not, they are lengthened.
+    Missed: the lower 95 % bound of a mean is above its limit, or the load cannot be kept up with. Unclear otherwise.
     InputError if it cannot run.
     """
     runs: list[dict[str, float | None]] = []
-    for count in LOOKS:
+    looks = list(LOOKS)
+    while looks:
+        count = looks[0]
         seed = scenario.simulation.seed + len(runs)
         results = run(deployed(scenario, replicas, rate, seed, count - len(runs)))
         if results[-1].interrupted:
             raise KeyboardInterrupt
         runs += [measure(result) for result in results]
         verdicts = [judge(result) for result in results]
-        saturated = any(verdict.state != "stable" for verdict in verdicts)
+        saturated = any(verdict.state not in (STABLE, TOO_SHORT) for verdict in verdicts)
         saturated = saturated or any(not result.completed.all() for result in results)
-        burst = any(verdict.reason == BURST for verdict in verdicts)
         asked = scenario.workload.request_rate
-        if burst and asked is not None and rate <= asked:
+        if any(verdict.burst for verdict in verdicts) and asked is not None and rate <= asked:
             raise InputError(
-                f"workload.num_requests: {len(results[-1].requests):,} requests at {rate:.4g}/s arrive within the time"
-                " that one takes; must be many more to tell which rate is kept up with"
+                f"workload.num_requests: {len(results[-1].requests):,} requests at {rate:.4g}/s arrive at once;"
+                " must be many more to tell which rate is kept up with"
             )
         limits = _limits(scenario, runs, min_goodput_share)
-        if saturated or burst or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
+        needed = max((verdict.needed_requests or 0 for verdict in verdicts), default=0)
+        if saturated or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
             state = "missed"
+        elif needed > MOST_REQUESTS:
+            state = "unclear"
+        elif needed:
+            scenario, runs, looks = _longer(scenario, needed), [], list(LOOKS)
+            continue
         elif len(runs) < LEAST:
+            looks.pop(0)
             continue
         elif any(limit["lower"] > limit["limit"] for limit in limits):
             state = "missed"
         elif all(limit["run_upper"] <= limit["limit"] for limit in limits):
             state = "met"
         elif len(runs) < MOST:
+            looks.pop(0)
             continue
         else:
             state = "unclear"
@@ -106,6 +116,12 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         completed = means["request_throughput"] or 0.0
         return Decision(state, len(runs), saturated, limits, means, completed, results[-1])
     raise AssertionError("the last replication decides")
+
+
+def _longer(scenario: Scenario, num_requests: int) -> Scenario:
+    """The same with so many requests."""
+    workload = scenario.workload.model_copy(update={"num_requests": num_requests})
+    return scenario.model_copy(update={"workload": workload})
 
 
 def _limits(

@@ -75,7 +75,7 @@ def answer_of(briefing: dict[str, Any]) -> dict[str, Any]:
     ]
     if slo is not None:
         names = ", ".join(limit["name"] for limit in slo["limits"])
-        cards.insert(0, card("SLO", "met" if slo["met"] else "missed", names))
+        cards.insert(0, card("SLO", {True: "met", False: "missed", None: "undecided"}[slo["met"]], names))
     ceiling = f" ({explain['ceiling']})" if explain["ceiling"] else ""
     text = (
         f"{counts['completed']:,} of {counts['submitted']:,} requests completed."

@@ -57,6 +57,9 @@ def title(document: dict) -> str:
     return f"{model} on {gpus}, {document['engine']['preset']}, {_load(scenario['workload'])}"
 
 
+SLO = {True: "met", False: "missed", None: "held in this run, too short to tell whether it stays so"}
+
+
 def state(document: dict) -> str:
     """The verdict in one word, or a few."""
     verdict = document["verdict"]
@@ -67,7 +70,7 @@ def state(document: dict) -> str:
 
 def _head(document: dict) -> list[Line]:
     counts, verdict = document["counts"], document["verdict"]
-    mood = "good" if state(document) == "STABLE" else "bad"
+    mood = {"STABLE": "good", "TOO SHORT TO TELL": ""}.get(state(document), "bad")
     lines = [("head", title(document)[:WIDTH])]
     lines += [(mood, line) for line in textwrap.wrap(f"{state(document)}: {verdict['reason']}", WIDTH)]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
@@ -76,8 +79,8 @@ def _head(document: dict) -> list[Line]:
     lines += _field("requests", [", ".join(parts)])
     if slo := document["slo"]:
         texts = [f"{x['name']} {_number(x['value'])} {'<=' if x['met'] else '>'} {x['limit']:g}" for x in slo["limits"]]
-        lines += _field("slo", [f"{'met' if slo['met'] else 'missed'}: {', '.join(texts) or verdict['state']}"])
-        if not slo["met"]:
+        lines += _field("slo", [f"{SLO[slo['met']]}: {', '.join(texts) or verdict['state']}"])
+        if slo["met"] is False:
             lines[-1] = ("bad", lines[-1][1])
     return lines
 
