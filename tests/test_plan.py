@@ -15,7 +15,7 @@ from infersim.explain.summary import summarize
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
 from infersim.planning.bounds import Lengths, bounds_of
-from infersim.planning.decide import decide, deployed
+from infersim.planning.decide import decide, deployed, longer
 from infersim.planning.search import plan, search
 from infersim.run import run
 
@@ -125,10 +125,13 @@ def test_largest_rate_is_the_edge(small):
     assert answer["headroom"] == pytest.approx(answer["largest_rate"] / 20 - 1)
 
 
-def test_few_requests_tell_no_rate(small):
-    """Twelve that arrive within the time of one say nothing of a rate: refused, not carried at any rate."""
-    with pytest.raises(InputError, match=r"workload.num_requests: 12 requests at 20/s arrive within the time"):
-        plan(small(workload=SMALL["workload"] | {"num_requests": 12}))
+def test_a_plan_is_confirmed_by_runs_that_are_long_enough(small):
+    """Twelve requests say nothing of a rate: so many are simulated as do, and the answer is that of a long run."""
+    best = plan(small(workload=SMALL["workload"] | {"num_requests": 12}))["best"]
+    assert best["scenario"]["workload"]["num_requests"] > 100
+    assert best["deployment"] == plan(small())["best"]["deployment"]
+    (result, *_) = run(build_scenario(best["scenario"], "best"))
+    assert judge(result).state == "stable"
 
 
 def test_goodput_objective_is_a_largest_rate(small):
@@ -248,9 +251,11 @@ def test_a_single_candidate_is_the_scenario(small):
     other.write_text(yaml.safe_dump(data | {"hardware": "h100-sxm"}))
     best = answer["best"]
     again = build_scenario(best["scenario"], "best")
-    assert again == deployed(scenario, 1, 20, 0, best["replications"])
+    requests = best["scenario"]["workload"]["num_requests"]
+    assert again == longer(deployed(scenario, 1, 20, 0, best["replications"]), requests)
     assert summarize(run(again))["metrics"] == pytest.approx(best["metrics"], rel=1e-12)
-    runs = [measure(run(load_scenario(other, [f"simulation.seed={seed}"]))[0]) for seed in range(4)]
+    settings = [f"workload.num_requests={requests}"]
+    runs = [measure(run(load_scenario(other, [*settings, f"simulation.seed={seed}"]))[0]) for seed in range(4)]
     assert answer["best"]["metrics"]["p99_ttft_ms"] == pytest.approx(sum(r["p99_ttft_ms"] for r in runs) / 4)
 
 

@@ -47,8 +47,8 @@ class Flow:
 
     unloaded: seconds that each would take in an empty system; until: the last arrival that follows no other request, or
     the end of what was seen; opening: seconds from a conversation's first request to its last: so long does the rate of
-    requests go on rising although conversations begin at one rate; one_queue: whether `scheduled` ends all waiting
-    (not so where the KV is handed over to another pool, which has a queue of its own); refused: bool[n], turned away,
+    requests go on rising although conversations begin at one rate; room: when each began and ended to wait for room in
+    another pool for its KV, None without one; refused: bool[n], turned away,
     timed out or lost; limit: most that the client has in the system at once, None without.
     """
 
@@ -59,9 +59,15 @@ class Flow:
     refused: np.ndarray
     until: float = math.inf
     opening: float = 0.0
-    one_queue: bool = True
+    room: tuple[np.ndarray, np.ndarray] | None = None
     unit: str = "requests"
     limit: int | None = None
+
+    @property
+    def queues(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """When each request that was not refused began and ended to wait, for each queue that it stands in."""
+        queues = [(self.arrival, self.scheduled), *([self.room] if self.room else [])]
+        return [(came[~self.refused], went[~self.refused]) for came, went in queues]
 
 
 def judge(result: Result) -> Verdict:
@@ -84,7 +90,7 @@ def judge(result: Result) -> Verdict:
             refused=r["status"] > COMPLETED,
             until=min(result.opened_until, seen),
             opening=_opening(result, unloaded),
-            one_queue=result.scenario.cluster.prefill is None,
+            room=_wait_for_room(result, order),
             unit="requests" if math.isinf(result.opened_until) else "requests of conversations",
             limit=result.scenario.workload.max_concurrency,
         )
@@ -108,6 +114,15 @@ def _opening(result: Result, unloaded: np.ndarray) -> float:
     thought = np.where(r["last_token"][:-1] >= 0, r["arrival"][1:] - r["last_token"][:-1], 0.0)
     taken = np.where(same, np.maximum(thought, 0.0) + unloaded[:-1], 0.0)
     return float(np.percentile(np.bincount(result.session[1:], taken), 90))
+
+
+def _wait_for_room(result: Result, order: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    columns = result.route_columns
+    if "prefilled_s" not in columns:
+        return None
+    came = columns["prefilled_s"][order]
+    went = came + columns["wait_for_room_ms"][order] / 1e3
+    return tuple(np.where(np.isnan(times), np.inf, times) for times in (came, went))
 
 
 def judge_flow(flow: Flow) -> Verdict:
@@ -155,12 +170,16 @@ def judge_flow(flow: Flow) -> Verdict:
     excess = _growth(flow.arrival + flow.unloaded, flow.ended, start, until)
     grows = settled and _growing(excess, (flow.arrival <= until).sum() - (flow.ended <= until).sum())
     if enough and not grows and window / 2 >= RELAXATIONS * residence:
-        waiting = (flow.arrival <= until).sum() - (flow.scheduled <= until).sum()
-        grows = _growing(_growth(flow.arrival, flow.scheduled, start, until), waiting)
+        grows = any(
+            _growing(_growth(came, went, start, until), (came <= until).sum() - (went <= until).sum())
+            for came, went in flow.queues
+        )
     if refused > TURNED_AWAY or grows or arrive > _drain_rate(flow, until):
         return Verdict(SATURATED, max(float(arrive - complete), 0.0), rates)
     returns = _returns(flow, start, until)
-    if settled and (returns <= RETURNS or (flow.one_queue and _empties(flow, start, until) and not _rising(excess))):
+    if settled and (
+        returns <= RETURNS or (not _rising(excess) and all(_empties(*queue, start, until) for queue in flow.queues))
+    ):
         return Verdict(STABLE, 0.0, rates)
     factor = max(
         LEAST / max(inside.sum(), 1), 2 * RELAXATIONS * relaxation / window, (RETURNS / min(returns, -1.0)) ** 2
@@ -242,13 +261,12 @@ def _drain_rate(flow: Flow, until: float) -> float:
     return count / (last - until) * (1 + 3 * 2 / math.sqrt(count))
 
 
-def _empties(flow: Flow, start: float, until: float) -> bool:
+def _empties(came: np.ndarray, went: np.ndarray, start: float, until: float) -> bool:
     """Whether nobody waits at some moment of each tenth of the second half of the window."""
     edges = np.linspace((start + until) / 2, until, INTERVALS // 2 + 1)
-    arrival = np.sort(flow.arrival[~flow.refused])
-    admitted = np.sort(flow.scheduled[~flow.refused])
+    arrival, admitted = np.sort(came), np.sort(went)
     waiting = np.searchsorted(arrival, admitted, "right") - np.arange(1, len(admitted) + 1)
-    empty = admitted[waiting == 0]
+    empty = admitted[(waiting == 0) & np.isfinite(admitted)]
     at_edge = np.searchsorted(arrival, edges, "right") == np.searchsorted(admitted, edges, "right")
     within = np.searchsorted(empty, edges[1:], "right") > np.searchsorted(empty, edges[:-1], "right")
     return bool((within | at_edge[:-1]).all())

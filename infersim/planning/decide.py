@@ -15,7 +15,7 @@ from infersim.run import run
 
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
 LEAST, MOST = LOOKS[1], LOOKS[-1]
-MOST_REQUESTS = 200_000  # a run is lengthened so far until it tells whether the load is kept up with
+MOST_REQUESTS = 20_000  # a run is lengthened so far until it tells whether the load is kept up with
 FAR = 2.0  # one replication at so many times a limit is clear by itself
 MEAN_LEVEL = 0.95  # one-sided, of the mean over replications
 RUN_LEVEL = 0.99  # one-sided, of one more replication: what a user would see
@@ -26,7 +26,8 @@ class Decision:
     """state: met, missed or unclear, the last after as many replications as are worth their time.
 
     limits: per limit its mean, the upper 95 % bound of the mean, the upper 99 % bound of one more run, all in the
-    limit's unit; metrics: means over replications; rate: requests per second that were completed.
+    limit's unit; metrics: means over replications; rate: requests per second that were completed; num_requests: of
+    each replication, None of a trace.
     """
 
     state: str
@@ -35,6 +36,7 @@ class Decision:
     limits: list[dict[str, Any]]
     metrics: dict[str, float | None]
     rate: float
+    num_requests: int | None
     result: Result
 
     @property
@@ -96,7 +98,7 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         elif needed > MOST_REQUESTS:
             state = "unclear"
         elif needed:
-            scenario, runs, looks = _longer(scenario, needed), [], list(LOOKS)
+            scenario, runs, looks = longer(scenario, needed), [], list(LOOKS)
             continue
         elif len(runs) < LEAST:
             looks.pop(0)
@@ -114,11 +116,12 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
             name: fmean(r[name] for r in runs) if all(r[name] is not None for r in runs) else None for name in runs[0]
         }
         completed = means["request_throughput"] or 0.0
-        return Decision(state, len(runs), saturated, limits, means, completed, results[-1])
+        requests = scenario.workload.num_requests
+        return Decision(state, len(runs), saturated, limits, means, completed, requests, results[-1])
     raise AssertionError("the last replication decides")
 
 
-def _longer(scenario: Scenario, num_requests: int) -> Scenario:
+def longer(scenario: Scenario, num_requests: int | None) -> Scenario:
     """The same with so many requests."""
     workload = scenario.workload.model_copy(update={"num_requests": num_requests})
     return scenario.model_copy(update={"workload": workload})

@@ -18,7 +18,7 @@ from infersim.explain.cost import cost_of, fleet, num_gpus, usd_per_hour
 from infersim.explain.summary import finite
 
 from .bounds import Bounds, Lengths, bounds_of
-from .decide import Decision, decide, deployed
+from .decide import Decision, decide, deployed, longer
 from .outlook import per_gpu_and_user
 
 OVERLOAD = 1.1  # a replica that completes x requests/s under overload sustains at most this times x
@@ -270,7 +270,7 @@ def _answer(plan: Plan, found: Found) -> dict[str, Any]:
     result = decision.result
     return {
         "deployment": _deployment(found.deployed),
-        "scenario": found.scenario(decision.replications).resolved(),
+        "scenario": longer(found.scenario(decision.replications), decision.num_requests).resolved(),
         "rate": found.rate,
         "largest_rate": largest,
         "headroom": largest / found.rate - 1,
@@ -377,9 +377,13 @@ def _name(scenario: Scenario) -> str:
 
 
 def _assumed(plan: Plan, base: Scenario) -> list[str]:
+    count = base.workload.num_requests
+    each = (
+        f"each of {count:,} requests, or more until they tell whether it lasts" if count else "each of the whole trace"
+    )
     lines = [
-        f"the objective counts the middle of the price range; an SLO is met if one more run would meet it with 99 %"
-        f" confidence, each of {base.workload.num_requests:,} requests",
+        "the objective counts the middle of the price range; an SLO is met if one more run would meet it with 99 %"
+        f" confidence, {each}",
     ]
     if plan.objective == "energy":
         lines.append("energy is that of GPUs at their power limit all the time")
