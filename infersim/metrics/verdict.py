@@ -162,7 +162,7 @@ def judge_flow(flow: Flow) -> Verdict:
     rates = f"{arrive:.3g} {flow.unit}/s arrive, {complete:.3g} are completed"
     if refused:
         rates += f", {refused:.1%} are refused, time out or are lost"
-    rates += f", in {window:.3g} s{at_most}"
+    rates += f", in {window:,.0f} s{at_most}" if window >= 10 else f", in {window:.3g} s{at_most}"
     residence, relaxation = _relaxation(flow, start, until)
     enough = inside.sum() >= LEAST
     settled = enough and window / 2 >= RELAXATIONS * relaxation
