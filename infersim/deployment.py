@@ -202,7 +202,7 @@ class Deployment:
     def _lookahead(self) -> int:
         """Tokens for which a running sequence takes blocks beyond those of its step: drafters with keys write there."""
         spec = self.speculation
-        return spec.num_speculative_tokens if spec and spec.method in ("draft_model", "eagle", "eagle3", "mtp") else 0
+        return spec.num_speculative_tokens if spec and spec.writes_keys else 0
 
 
 class EncoderDeployment(Deployment):

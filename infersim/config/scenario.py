@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from .base import Description
 from .cluster import Cluster
+from .drafting import load_drafting
 from .early_exit import EarlyExit
 from .engine import Engine
 from .errors import InputError
@@ -15,7 +16,7 @@ from .hardware import Hardware, load_hardware
 from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
-from .resources import exists, find, load_yaml, parse_yaml
+from .resources import exists, find, is_file, load_yaml, names, parse_yaml
 from .slo import Slo
 from .speculation import Speculation
 from .units import Count, CountOrZero, parse_quantity, short
@@ -208,10 +209,16 @@ def _anchored(section: dict, file: Path | None) -> dict:
 
 
 def _speculation(speculation: dict, where: str, file: Path | None, problems: list[str]) -> dict:
-    """The same with its draft model and its acceptance trace as seen from the folder of `file`."""
+    """The same with its method, draft model and acceptance trace as seen from the folder of `file`."""
     result = {key: _beside(value, file) if key == "model" else value for key, value in speculation.items()}
     if isinstance(result.get("acceptance"), dict):
         result["acceptance"] = _anchored(result["acceptance"], file)
+    method = result.get("method")
+    if isinstance(method, str) and method not in names("drafters"):
+        path = Path(_beside(method, file))
+        if is_file(path):
+            _collect(problems, lambda: result.update(drafting=load_drafting(path).model_dump(mode="json")))
+            result["method"] = path.stem
     if isinstance(result.get("drafter"), dict):
         at = f"{where}: speculation.drafter.hardware"
         result["drafter"] = _with_hardware(result["drafter"], at, file, problems)

@@ -5,9 +5,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Description
+from .base import Description, near
+from .drafting import Drafting, packaged_drafting
 from .hardware import Hardware
-from .units import Seconds
+from .resources import names
+from .units import Seconds, short
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Drafts = Annotated[int, Field(ge=1, le=64)]
@@ -77,13 +79,13 @@ class Drafter(Description):
     """default: the replica's"""
 
 
-Method = Literal["draft_model", "eagle", "eagle3", "medusa", "mtp", "ngram", "suffix", "self"]
-
-
 class Speculation(Description):
     """A drafter and its acceptance (vLLM's --speculative-config)."""
 
-    method: Method
+    method: str
+    """vLLM's name of it, one of drafters/*.yaml; or the path of such a file"""
+    drafting: Drafting | None = None
+    """how it drafts, for a method of the user's own; default: as drafters/METHOD.yaml says"""
     num_speculative_tokens: Drafts
     """drafts that a step verifies per sequence: k of a chain, nodes of a tree"""
     acceptance: Acceptance | None = None
@@ -110,13 +112,16 @@ class Speculation(Description):
     def _consistent(self) -> Self:
         if (self.acceptance is None) == (self.classes is None):
             raise ValueError("must have acceptance or classes, and not both")
-        for key, method in (("model", "draft_model"), ("exit_layer", "self")):
-            if (getattr(self, key) is None) == (self.method == method):
+        if self.drafting is None and self.method not in (known := names("drafters")):
+            listed = f"method must be one of {', '.join(known)}, or a drafter's file (got {short(self.method)})"
+            raise ValueError(listed + near(self.method, known))
+        for key, kind, method in (("model", "model", "draft_model"), ("exit_layer", "exit", "self")):
+            if (getattr(self, key) is None) == (self.how.kind == kind):
                 raise ValueError(f"{key} must be given for method {method} and for no other (method {self.method})")
-        if self.drafter and (self.method != "draft_model" or self.draft_tensor_parallel_size):
+        if self.drafter and (self.how.kind != "model" or self.draft_tensor_parallel_size):
             raise ValueError("drafter: only a draft_model, on one GPU, drafts apart from the model; must be null")
         if self.tree is not None:
-            if self.method not in ("eagle", "eagle3", "medusa"):
+            if not self.how.trees:
                 raise ValueError(f"tree: only eagle, eagle3 and medusa draft trees (method {self.method})")
             if self.num_speculative_tokens < self.tree.depth:
                 raise ValueError("tree.depth must be at most num_speculative_tokens")
@@ -131,6 +136,16 @@ class Speculation(Description):
                     " num_speculative_tokens drafts each"
                 )
         return self
+
+    @property
+    def how(self) -> Drafting:
+        """What its price follows from."""
+        return self.drafting or packaged_drafting(self.method)
+
+    @property
+    def writes_keys(self) -> bool:
+        """Whether the drafter has keys and values of its own, for which a sequence takes blocks ahead."""
+        return self.how.kind in ("model", "layer")
 
     @property
     def depth(self) -> int:

@@ -20,20 +20,14 @@ from .placement import Placement
 from .roofline import add_time, rate, zero_split
 from .steptime import compile_step_cost
 
-EAGLE3_VOCABULARY = 32_000  # EAGLE-3 drafts the most frequent tokens only (its checkpoints' draft_vocab_size)
-EAGLE_INPUTS = {"eagle": 2, "mtp": 2, "eagle3": 3}  # hidden states and embedding joined, projected to the hidden size
-
-# Seconds of CPU time per sequence that the device waits for: looking for the last tokens in the text (n-gram), or in a
-# suffix tree, per draft. Assumed: nothing published separates it from the step.
-LOOK_UP_SEQUENCE = {"ngram": 10e-6, "suffix": 20e-6}
-
 
 def drafter(speculation: Speculation, target: Model) -> Model | None:
     """The model that drafts pass by pass; None for heads and look-ups. InputError if it cannot draft for the target.
 
-    EAGLE and MTP: one layer like the target's last, a projection of its joined inputs, the target's embedding and head.
+    A layer (EAGLE, MTP): like the target's last, a projection of its joined inputs, the target's embedding and head.
     """
-    if speculation.method == "draft_model" and speculation.model:
+    how = speculation.how
+    if how.kind == "model" and speculation.model:
         model = load_model(speculation.model)
         if model.vocab_size != target.vocab_size:
             raise InputError(
@@ -41,24 +35,24 @@ def drafter(speculation: Speculation, target: Model) -> Model | None:
                 " must have the same vocabulary"
             )
         return model
-    if speculation.method == "self" and speculation.exit_layer:
+    if how.kind == "exit" and speculation.exit_layer:
         if speculation.exit_layer >= target.num_layers:
             raise InputError(
                 f"speculation.exit_layer: must be below the {target.num_layers} layers of {target.name}"
                 f" (got {speculation.exit_layer})"
             )
         return replace(target, name=f"{target.name}, exit layer", layers=target.layers[: speculation.exit_layer])
-    if speculation.method in EAGLE_INPUTS:
+    if how.kind == "layer" and how.inputs:
         h = target.hidden_size
         model = replace(
             target,
             name=f"{target.name}, {speculation.method}",
             layers=target.layers[-1:],
-            other_params=EAGLE_INPUTS[speculation.method] * h * h + h,
+            other_params=how.inputs * h * h + h,
             encoder_layers=(),
         )
-        if speculation.method == "eagle3":
-            vocabulary = min(EAGLE3_VOCABULARY, target.vocab_size)
+        if how.vocabulary:
+            vocabulary = min(how.vocabulary, target.vocab_size)
             model = replace(
                 model, vocab_size=vocabulary, lm_head_params=vocabulary * h, tie_word_embeddings=False
             )  # its own head
@@ -83,17 +77,18 @@ def drafter_placement(speculation: Speculation, target: Placement) -> Placement 
 def own_bytes(speculation: Speculation, target: Placement) -> tuple[float, float]:
     """Bytes of weights, and of KV per token, that the drafter adds on one GPU of the target."""
     width, h = target.activation_bytes, target.model.hidden_size
-    if speculation.method == "medusa":
+    how = speculation.how
+    if how.kind == "heads":
         heads = _medusa_heads(speculation)
         return heads * (h * h + h * target.model.vocab_size) * width / target.parallelism.tensor, 0.0
     own = drafter_placement(speculation, target)
-    if own is None or speculation.method == "self" or speculation.drafter:
+    if own is None or how.kind == "exit" or speculation.drafter:
         return 0.0, 0.0
     model, tensor = own.model, own.parallelism.tensor
     kv = model.kv_bytes_per_token(own.kv_bytes) / tensor
-    if speculation.method == "draft_model":
+    if how.kind == "model":
         return weight_bytes(own), kv
-    shared = 0 if speculation.method == "eagle3" else model.lm_head_params
+    shared = 0 if how.vocabulary else model.lm_head_params
     return (model.num_params - model.embedding_params - shared) * width / tensor, kv
 
 
@@ -121,10 +116,10 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
     no_passes = np.zeros(speculation.num_speculative_tokens + 1, "i4")
     own = drafter_placement(speculation, target)
     if own is None:
-        if speculation.method == "medusa":
+        if speculation.how.kind == "heads":
             once = _medusa_time(speculation, target, sequences)
         else:
-            once = LOOK_UP_SEQUENCE[speculation.method] * np.arange(sequences)
+            once = speculation.how.sequence_time * np.arange(sequences)
         return DraftCost(np.zeros(tokens), once, np.zeros(sequences), none, no_passes)
     round_trip = 2 * speculation.drafter.latency if speculation.drafter else 0.0
     width = speculation.tree.width if speculation.tree else 1
@@ -140,7 +135,7 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
     linear, head = cost.linear.sum(axis=1), cost.head.sum(axis=1)
     many = width * np.arange(sequences)
     following = linear[many] + head[many]
-    own_pass = speculation.method != "self"  # the exit layers have seen the step's tokens in the target's own pass
+    own_pass = speculation.how.kind != "exit"  # the exit layers have seen the step's tokens in the target's own pass
     passes = np.minimum(np.arange(len(no_passes)), depth)
     if speculation.tree:
         passes = np.where(passes > 0, depth, 0)
