@@ -117,12 +117,13 @@ class Speculation(Description):
             raise ValueError(listed + near(self.method, known))
         for key, kind, method in (("model", "model", "draft_model"), ("exit_layer", "exit", "self")):
             if (getattr(self, key) is None) == (self.how.kind == kind):
-                raise ValueError(f"{key} must be given for method {method} and for no other (method {self.method})")
+                got = short(self.method)[1:-1]
+                raise ValueError(f"{key} must be given for method {method} and for no other (method {got})")
         if self.drafter and (self.how.kind != "model" or self.draft_tensor_parallel_size):
             raise ValueError("drafter: only a draft_model, on one GPU, drafts apart from the model; must be null")
         if self.tree is not None:
             if not self.how.trees:
-                raise ValueError(f"tree: only eagle, eagle3 and medusa draft trees (method {self.method})")
+                raise ValueError(f"tree: only eagle, eagle3 and medusa draft trees (method {short(self.method)[1:-1]})")
             if self.num_speculative_tokens < self.tree.depth:
                 raise ValueError("tree.depth must be at most num_speculative_tokens")
             if self.num_speculative_tokens_per_batch_size is not None:
