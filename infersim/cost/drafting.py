@@ -119,7 +119,7 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
         if speculation.how.kind == "heads":
             once = _medusa_time(speculation, target, sequences)
         else:
-            once = speculation.how.sequence_time * np.arange(sequences)
+            once = (speculation.how.sequence_time or 0.0) * np.arange(sequences)
         return DraftCost(np.zeros(tokens), once, np.zeros(sequences), none, no_passes)
     round_trip = 2 * speculation.drafter.latency if speculation.drafter else 0.0
     width = speculation.tree.width if speculation.tree else 1
