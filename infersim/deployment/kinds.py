@@ -1,0 +1,115 @@
+"""The kinds of replicas that a scenario describes."""
+
+from dataclasses import replace
+
+from infersim.config.cluster import EncodePool, Kind
+from infersim.config.engine import Engine, resolve
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
+from infersim.config.units import short
+from infersim.cost.memory import memory_waterfall
+from infersim.cost.placement import Placement
+from infersim.models.architecture import MLP, Attention, Layer, Model
+
+from .groups import check_groups, with_groups
+from .lower import Deployment, EncoderDeployment
+from .resolve import deploy
+
+
+def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePool]]:
+    """Each kind of replica that a scenario describes, in the order of their numbers.
+
+    InputError if models differ and requests do not say which they ask for, or if two have one name.
+    """
+    cluster, workload = scenario.cluster, scenario.workload
+    if (cluster.encode is None) != (workload.images is None):
+        raise InputError("cluster.encode and workload.images: one without the other is not modelled; give both")
+    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups if kind is not cluster.encode]
+    check_groups(cluster, workload, [deployment for deployment, _ in kinds])
+    first = kinds[0][0].model
+    named: dict[str, Model] = {}
+    for (deployment, kind), where in zip(kinds, cluster.group_names, strict=False):
+        got = f"(got {deployment.model.name} and {first.name})"
+        if deployment.model != first and cluster.prefill:
+            raise InputError(f"cluster.{where}.model: must be that of the decode replicas, whose KV it computes {got}")
+        if deployment.model != first and not (workload.models or workload.model_column):
+            raise InputError(
+                f"cluster.{where}.model: must be that of kinds.0, unless workload.models says which model requests ask"
+                f" for {got}"
+            )
+        name = served_name(deployment, kind)
+        if named.setdefault(name, deployment.model) != deployment.model:
+            raise InputError(f"cluster.{where}.served_model_name: {name} is another model already; must differ")
+    _check_adapters(kinds, cluster.group_names)
+    return [*kinds, (encoder_of(scenario), cluster.encode)] if cluster.encode else kinds
+
+
+def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> None:
+    """InputError if an adapter has another model's name, or if only some of a model's replicas have it."""
+    models = [served_name(deployment, kind) for deployment, kind in kinds]
+    owner = {model: model for model in models}
+    of_model: dict[str, dict[str, int]] = {}
+    for (deployment, _), model, key in zip(kinds, models, keys, strict=False):
+        own = deployment.lora.adapters if deployment.lora else {}
+        if own != of_model.setdefault(model, own):
+            raise InputError(f"cluster.{key}.lora.adapters: must be those of the other replicas of {model}")
+        for adapter in own:
+            if adapter in models or owner.setdefault(adapter, model) != model:
+                raise InputError(f"cluster.{key}.lora.adapters: {short(adapter)} is another model's name; must differ")
+        if own and deployment.hardware.pcie_bandwidth is None:
+            raise InputError(
+                f"hardware.pcie_bandwidth: missing; adapters are loaded over it ({deployment.hardware.name})"
+            )
+
+
+def encoder_of(scenario: Scenario) -> EncoderDeployment:
+    """The replica that encodes the scenario's images: in a step as many as the engine's token budget has prompt tokens
+    for, at least one (vLLM, compute_mm_encoder_budget)."""
+    pool, images = scenario.cluster.encode, scenario.workload.images
+    encoder, hardware = pool.encoder, pool.hardware or scenario.hardware
+    patches = images.tokens * encoder.patches_per_token
+    heads, width = encoder.num_attention_heads, encoder.hidden_size
+    attention = Attention("full", heads, heads, width // heads, rope=False)
+    layer = Layer(attention, MLP(encoder.intermediate_size, gated=encoder.gated), norm_params=2 * width)
+    layers = (layer,) * encoder.num_hidden_layers
+    model = Model("encoder", "vision transformer", width, 1, layers, False, patches + 1, 0, 0, 0)
+    plain = resolve(Engine(preset=scenario.engine.preset), hardware, 1)
+    at_once = max(plain.max_num_batched_tokens // images.tokens, 1)
+    engine = replace(
+        plain,
+        max_model_len=patches + 1,
+        max_num_batched_tokens=max(at_once * patches, patches + 1),
+        max_num_seqs=at_once,
+        chunked_prefill=False,
+        enable_prefix_caching=False,
+        order="running-first",
+        reserve="first-chunk",
+        allocator="paged",
+    )
+    placement = Placement(model, hardware)
+    try:
+        memory = memory_waterfall(placement, engine)
+    except InputError as error:
+        raise InputError([f"cluster.encode: {problem}" for problem in error.problems]) from None
+    return EncoderDeployment(placement, engine, memory)
+
+
+def served_name(deployment: Deployment, kind: Kind) -> str:
+    """What requests call its model."""
+    return kind.served_model_name or deployment.model.name
+
+
+def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
+    names = ("model", "hardware", "precision", "parallelism", "engine")
+    own = (getattr(kind, name) for name in names)
+    parts = (getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True))
+    speculation = scenario.speculation
+    if speculation and speculation.drafter and kind is scenario.cluster.prefill:
+        speculation = None  # who only computes prompts has no use for a drafter
+    deployment = deploy(*parts, speculation, scenario.early_exit, kind.lora or scenario.lora)
+    return with_groups(deployment, scenario.workload)
+
+
+def deployment_of(scenario: Scenario) -> Deployment:
+    """The replica that a scenario describes; of several kinds the first."""
+    return deployments_of(scenario)[0][0]
