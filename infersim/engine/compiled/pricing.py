@@ -7,37 +7,36 @@ from .njit import compiled, inlined
 from .state import ACTIVATIONS, COMPUTE, DRAFT, KV, LAUNCH, OFFLOAD
 
 
-def _compile(names: dict) -> dict:
+def _compile(names: dict, one_caller: set[str]) -> dict:
     """Every function of a plain module, compiled: where they call one another they call the compiled ones."""
     own = [name for name, value in names.items() if isinstance(value, FunctionType)]
     for name in own:
-        names[name] = compiled(FunctionType(names[name].__code__, names, name))
+        how = inlined if name in one_caller else compiled
+        names[name] = how(FunctionType(names[name].__code__, names, name))
     return names
 
 
-_LAW = _compile(dict(vars(law)))
+_LAW = _compile(dict(vars(law)), one_caller={"attention_time", "pass_time"})
 add_to_sums, add_verification = _LAW["add_to_sums"], _LAW["add_verification"]
 attention_time, draft_attention_time, pass_time = (
     _LAW[name] for name in ("attention_time", "draft_attention_time", "pass_time")
 )
 
 
-@compiled
+@inlined
 def clear(sums, num_kinds):
     """Make the sums ready for the next step."""
     for kind in range(num_kinds):
         s = sums[kind]
-        if s.num_decodes > 0:
-            s.num_decodes = 0
-            s.decode_keys = 0
-            s.more_queries = 0
-            s.more_pairs = 0
-        if s.prefill_tokens > 0:
-            s.prefill_tokens = 0
-            s.prefill_keys = 0
-            s.prefill_pairs = 0
-            s.query_tiles = 0
-            s.num_prefills = 0
+        s.num_decodes = 0
+        s.decode_keys = 0
+        s.more_queries = 0
+        s.more_pairs = 0
+        s.prefill_tokens = 0
+        s.prefill_keys = 0
+        s.prefill_pairs = 0
+        s.query_tiles = 0
+        s.num_prefills = 0
 
 
 @inlined
