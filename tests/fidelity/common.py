@@ -33,6 +33,18 @@ def preset_of(engine: str, version: str | float) -> str:
     return max(rows)[1]
 
 
+def attempt(predict):
+    """(what predict() gives, "") or (None, why there is nothing): no row ends the suite."""
+    try:
+        return predict(), ""
+    except KeyError as error:
+        return None, f"no counterpart of {error.args[0]}"
+    except InputError as error:
+        return None, error.problems[0].split(": ", 1)[-1]
+    except Exception as error:  # a fault of the product, counted
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
 def percent(predicted, measured):
     """Signed relative error in percent."""
     return 100.0 * (np.asarray(predicted, float) / np.asarray(measured, float) - 1.0)

@@ -1,10 +1,11 @@
 """Tables that vendors and users published: throughput of full queues, static batches, single streams."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from common import percent, preset_of, read_table, spread
+from common import attempt, percent, preset_of, read_table, spread
 from static import Batch, serve
 
 from infersim.config.errors import InputError
@@ -60,16 +61,11 @@ def batch_of(row) -> Batch:
     )
 
 
-def predict(row) -> tuple[float, str]:
-    """The row's metric in its unit, or why there is none."""
-    try:
-        if row.metric.startswith("itl_"):
-            return _line(row), ""
-        times, gpus = serve(batch_of(row)), int(row.n_gpu)
-    except KeyError as error:
-        return np.nan, f"no counterpart of {error.args[0]}"
-    except InputError as error:
-        return np.nan, error.problems[0].split(": ", 1)[-1]
+def predict(row) -> float:
+    """The row's metric in its unit. InputError, KeyError for what is not modelled."""
+    if row.metric.startswith("itl_"):
+        return _line(row)
+    times, gpus = serve(batch_of(row)), int(row.n_gpu)
     seconds = 1e3 if row.unit == "ms" else 1.0
     values = {
         "output_throughput_total": times.throughput,
@@ -82,8 +78,8 @@ def predict(row) -> tuple[float, str]:
         "decode_speed": 1.0 / times.tpot if times.tpot else np.nan,
     }
     if row.metric not in values:
-        return np.nan, f"metric {row.metric}"
-    return values[row.metric], ""
+        raise InputError(f"metric {row.metric}")
+    return values[row.metric]
 
 
 def _line(row) -> float:
@@ -105,8 +101,8 @@ def evaluate(data: Path):
     """The rows but those of `splitwise`, which are step_times' (pandas), with predictions."""
     rows = read_table(data / FILE, COLUMNS)
     rows = rows[rows.group != "splitwise"].reset_index(drop=True)
-    predictions = [predict(row) for row in rows.itertuples()]
-    rows["predicted"], rows["why"] = [p[0] for p in predictions], [p[1] for p in predictions]
+    predictions = [attempt(partial(predict, row)) for row in rows.itertuples()]
+    rows["predicted"], rows["why"] = [np.nan if p is None else p for p, _ in predictions], [w for _, w in predictions]
     rows["error"] = percent(rows.predicted, rows.value)
     return rows
 

@@ -18,7 +18,8 @@ class Recipe:
     """What differs from the engine's defaults.
 
     engine: keys of the scenario's engine; kv_cache: format; held: decode steps that a new request's first token waits
-    for, on the mean, before the scheduler lets it in or the server sends it, and why; prompts: different ones that
+    for, on the mean, before the scheduler lets it in or the server sends it, by the rule `added`: not simulated, their
+    time is added to the simulated TTFT; prompts: different ones that
     clients send again and again, 0 for as many as requests; quantised: as the row says, not as the checkpoint is.
     """
 
@@ -26,6 +27,7 @@ class Recipe:
     kv_cache: str = "bf16"
     varied: bool = True
     held: float = 0.0
+    added: str = ""
     prompts: int = 0
     quantised: bool = True
 
@@ -76,20 +78,23 @@ def _trtllm(row) -> Recipe:
         tokens = 16384 if row.precision == "fp8" and row.system == "b200_sxm" else longest
         # batch_wait_timeout_iters: prompts wait for others, at most so many iterations
         waits = 20.0 if isl == osl == 1024 and row.tp_size < 8 else 0.0
-        return Recipe({"max_num_batched_tokens": tokens}, "fp8", held=waits)
+        return Recipe({"max_num_batched_tokens": tokens}, "fp8", held=waits, added=WAITED * (waits > 0))
     if row.fam == "gpt-oss-120b":
         on_hopper = row.system != "b200_sxm"
-        return Recipe({"max_num_batched_tokens": 20000}, "bf16" if on_hopper else "fp8", held=9.0 * on_hopper)
+        engine = {"max_num_batched_tokens": 20000}
+        return Recipe(engine, held=STREAM_INTERVAL - 1.0, added=STREAMED) if on_hopper else Recipe(engine, "fp8")
     tokens = max(-(-(clients + isl + 64) // 64) * 64, 8192, longest)
     # attention_dp_config.timeout_iters 60: a prompt waits until every rank has one, at most so many iterations
-    held = 30.0 if row.attention_dp_size > 1 else STREAM_INTERVAL - 1
-    return Recipe({"max_num_batched_tokens": tokens}, "fp8", held=held)
+    held, rule = (30.0, "ranks wait for each other") if row.attention_dp_size > 1 else (STREAM_INTERVAL - 1.0, STREAMED)
+    return Recipe({"max_num_batched_tokens": tokens}, "fp8", held=held, added=rule)
 
 
 SORT, VOCABULARY = 2.4e-3 / 128 / 131072, 151_936
 """seconds per logit (vLLM pull request 40376, top-k and top-p of 128 sequences with PyTorch), and Qwen3's logits"""
 STREAM_INTERVAL = 10
 """tokens that TensorRT-LLM's servers of DeepSeek-R1 send at once"""
+WAITED = "prompts wait for others"
+STREAMED = "the first token is sent with the tenth"
 
 
 def _sglang(row) -> Recipe:
@@ -106,7 +111,8 @@ def _sglang(row) -> Recipe:
         tokens = 16384 if row.precision == "fp4" else 8192 if row.tp_size == 4 else 32768
     # --scheduler-recv-interval: the scheduler looks for new requests every so many decode steps
     interval = (30 if clients >= 16 else 10) if on_b200 else 1
-    return Recipe({"max_num_batched_tokens": tokens} | fused, kv_cache, held=(interval - 1) / 2)
+    rule = "the scheduler polls every 10 or 30 steps" * on_b200
+    return Recipe({"max_num_batched_tokens": tokens} | fused, kv_cache, held=(interval - 1) / 2, added=rule)
 
 
 def _vllm(row) -> Recipe:

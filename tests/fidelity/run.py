@@ -1,4 +1,5 @@
-"""The fidelity suite: predictions against measurements that others published, always by simulating the engine.
+"""The fidelity suite: predictions against measurements that others published, by simulating the engine; what is added
+to a simulated time is counted by its rule.
 
     python tests/fidelity/run.py --data DIR [--json] [--report reports/fidelity.md]
 

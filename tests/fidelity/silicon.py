@@ -1,14 +1,13 @@
 """Mean TTFT and TPOT of deployments that others measured: a closed loop of so many clients, simulated."""
 
 import re
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha1
 from pathlib import Path
 
 import numpy as np
-from common import percent, preset_of, read_table, spread
-from recipes import WAVES, recipe
+from common import attempt, percent, preset_of, read_table, spread
+from recipes import STREAMED, WAVES, Recipe, recipe
 
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
@@ -30,15 +29,6 @@ CATALOGUE = {
     "zhipuai/GLM-5": "GLM-5", "nvidia/Llama-3.1-8B-Instruct-FP8": "Llama-3.1-8B",
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen3-235B-A22B",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Milliseconds, or why there are none."""
-
-    ttft: float = np.nan
-    tpot: float = np.nan
-    why: str = ""
 
 
 def parallelism(row) -> dict:
@@ -92,58 +82,88 @@ def scenario_of(row) -> dict:
     }  # fmt: skip
 
 
-def predict(row) -> Prediction:
+def predict(row) -> tuple[float, float]:
+    """Simulated mean TTFT and TPOT in ms. InputError, KeyError for what is not modelled."""
     if row["mode"] != "agg":
-        return Prediction(why="disaggregated prefill and decode")
-    try:
-        (result,) = run(build_scenario(scenario_of(row), row.id))
-    except KeyError as error:
-        return Prediction(why=f"no counterpart of {error.args[0]}")
-    except InputError as error:
-        return Prediction(why=error.problems[0].split(": ", 1)[-1])
+        raise InputError("disaggregated prefill and decode")
+    (result,) = run(build_scenario(scenario_of(row), row.id))
     metrics = measure(result)
     if metrics["mean_tpot_ms"] is None:
-        return Prediction(why="no request completed")
-    ttft, tpot = metrics["mean_ttft_ms"], metrics["mean_tpot_ms"]
-    return Prediction(ttft + tpot * recipe(row, concurrency(row)).held, tpot)
+        raise InputError("no request completed")
+    return metrics["mean_ttft_ms"], metrics["mean_tpot_ms"]
 
 
 DEPLOYMENT = ("system", "backend", "model_path", "precision", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size",
               "moe_ep_size")  # fmt: skip
+IN_VIEW = "in the half that was looked at"
+READ = "read one by one to find how they were started"
+LENGTHS = "lengths between 0.8 and 1 of the nominal"
+KV = "FP8 keys and values"
+RATES = "a worker's time per token"
 
 
-def held_out(row) -> bool:
-    """Whether the row's deployment is of the half that was not looked at when the cost model was changed: by a hash,
-    less those of aiconfigurator's rows that were read to find out how they were started."""
-    read = "aic-auto-gap" in row.silicon_data_source and (row.backend == "sglang" or row.system == "h200_sxm")
-    half = int(sha1("|".join(str(row[name]) for name in DEPLOYMENT).encode()).hexdigest(), 16) % 2 == 1
-    return half and not read
+def choices(row) -> list[str]:
+    """What was chosen with this row in view. Halves are made by a hash of the deployment."""
+    found, known = [], recipe(row, concurrency(row))
+    if int(sha1("|".join(str(row[name]) for name in DEPLOYMENT).encode()).hexdigest(), 16) % 2 == 0:
+        found.append(IN_VIEW)
+    if "aic-auto-gap" in row.silicon_data_source:
+        found.append(RATES)
+        if row.backend == "sglang" or row.system == "h200_sxm":
+            found.append(READ)
+    if known.varied:
+        found.append(LENGTHS)
+    if known.kv_cache == "fp8" and (row.backend == "trtllm" or row.model_path.startswith("nvidia/")):
+        found.append(KV)
+    if known.added == STREAMED:
+        found.append(STREAMED)
+    return found
 
 
 def evaluate(data: Path):
-    """The table of rows with predictions (pandas), one row each."""
+    """The table of rows with predictions (pandas), one row each: `simulated`, the TTFT that was, and `ttft`, that with
+    what its recipe adds."""
     rows = read_table(data / FILE, COLUMNS)
-    predictions = [predict(row) for _, row in rows.iterrows()]
-    rows["ttft"], rows["tpot"] = [p.ttft for p in predictions], [p.tpot for p in predictions]
-    rows["why"] = [p.why for p in predictions]
-    rows["ttft_error"] = percent(rows.ttft, rows.silicon_ttft_ms)
-    rows["tpot_error"] = percent(rows.tpot, rows.silicon_tpot_ms)
+    each = [row for _, row in rows.iterrows()]
+    predictions = [attempt(partial(predict, row)) for row in each]
+    times = [(np.nan, np.nan) if pair is None else pair for pair, _ in predictions]
+    rows["simulated"], rows["tpot"] = [ttft for ttft, _ in times], [tpot for _, tpot in times]
+    rows["why"] = [why for _, why in predictions]
+    known = [recipe(row, concurrency(row)) if row["mode"] == "agg" else Recipe() for row in each]
+    rows["added"] = [each.added for each in known]
+    rows["ttft"] = rows.simulated + rows.tpot * [each.held for each in known]
+    for name, column in (("ttft", "ttft"), ("simulated", "ttft"), ("tpot", "tpot")):
+        rows[f"{name}_error"] = percent(rows[name], rows[f"silicon_{column}_ms"])
     rows["kind"] = np.where(rows.fam.isin(MOE), "MoE", "dense")
-    rows["held_out"] = [held_out(row) for _, row in rows.iterrows()]
+    rows["choices"] = [choices(row) if row["mode"] == "agg" else [] for row in each]
     return rows
 
 
 def summarize(rows) -> list[dict]:
-    """One entry per group: all dense, all MoE, the held-out halves of both, and each system, engine and model."""
+    """One entry per group: all dense, all MoE, those that nothing was chosen on, by choice those that something was,
+    and each system, engine and model. added: rows whose TTFT is not simulated alone."""
     agg = rows[rows["mode"] == "agg"]
     groups = [(kind, agg[agg.kind == kind]) for kind in ("dense", "MoE")]
-    groups += [(f"{kind}, held-out deployments", group[group.held_out]) for kind, group in groups]
+    groups += [(f"{kind}, held out", group[group.choices.str.len() == 0]) for kind, group in groups]
+    groups += [(f"seen: {choice}", agg[[choice in found for found in agg.choices]]) for choice in
+               (IN_VIEW, READ, LENGTHS, KV, STREAMED, RATES)]  # fmt: skip
     groups += [(f"{s} {b} {f}", group) for (s, b, f), group in agg.groupby(["system", "backend", "fam"])]
     entries = []
     for name, group in groups:
-        entry = {"group": name, "n": len(group), "unpredicted": int((group.why != "").sum())}
+        added = int((group.added != "").sum())
+        entry = {"group": name, "n": len(group), "unpredicted": int((group.why != "").sum()), "added": added}
         for metric in ("tpot", "ttft"):
             errors = spread(group[f"{metric}_error"].dropna())
             entry |= {f"{metric}_{key}": value for key, value in errors.items()}
         entries.append(entry)
     return entries
+
+
+def additions(rows) -> list[dict]:
+    """By rule, the rows whose TTFT has steps added, and what the errors are with them and without."""
+    found = rows[(rows.added != "") & (rows.why == "")]
+    return [
+        {"rule": rule, "n": len(group), **{f"{label}_{key}": value for label, column in
+         (("with", "ttft_error"), ("without", "simulated_error")) for key, value in spread(group[column]).items()}}
+        for rule, group in found.groupby("added")
+    ]  # fmt: skip

@@ -1,9 +1,11 @@
 """Prompt and token times of static batches (Splitwise, arXiv:2311.18677), simulated as batches that arrive at once."""
 
+from functools import partial
 from pathlib import Path
 
-from common import percent, preset_of, read_table, spread
-from static import Batch, serve
+import numpy as np
+from common import attempt, percent, preset_of, read_table, spread
+from static import Batch, Times, serve
 
 from infersim.config.errors import InputError
 
@@ -14,31 +16,25 @@ KEYS = ["model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "to
 TIMES = ["prompt_time", "token_time"]
 
 
+def _times(row) -> Times:
+    if row.model in MODELS and row.hardware not in HARDWARE:
+        raise InputError("power-capped device")
+    return serve(
+        Batch(MODELS[row.model], HARDWARE[row.hardware], row.prompt_size, row.token_size, row.batch_size,
+              tensor=row.tensor_parallel, weights="fp16", preset=preset_of("vllm", "0.2"))
+    )  # fmt: skip
+
+
 def evaluate(data: Path):
     """One row per setting, medians of its repetitions (pandas), with predictions in ms."""
     table = read_table(data / FILE, " ".join([*KEYS, *TIMES]))
     rows = table.groupby(KEYS)[TIMES].median().reset_index()
-    prompt, token, why = [], [], []
-    for row in rows.itertuples():
-        times = None
-        if row.model not in MODELS:
-            why.append(f"no counterpart of {row.model}")
-        elif row.hardware in HARDWARE:
-            try:
-                times = serve(
-                    Batch(MODELS[row.model], HARDWARE[row.hardware], row.prompt_size, row.token_size, row.batch_size,
-                          tensor=row.tensor_parallel, weights="fp16", preset=preset_of("vllm", "0.2"))
-                )  # fmt: skip
-            except InputError as error:
-                why.append(error.problems[0].split(": ", 1)[-1])
-        else:
-            why.append("power-capped device")
-        prompt.append(times.ttft * 1e3 if times else float("nan"))
-        token.append(times.tpot * 1e3 if times else float("nan"))
-        if times:
-            why.append("")
-    rows["prompt"], rows["token"], rows["why"] = prompt, token, why
-    rows["prompt_error"], rows["token_error"] = percent(prompt, rows.prompt_time), percent(token, rows.token_time)
+    found = [attempt(partial(_times, row)) for row in rows.itertuples()]
+    rows["prompt"] = [np.nan if times is None else times.ttft * 1e3 for times, _ in found]
+    rows["token"] = [np.nan if times is None else times.tpot * 1e3 for times, _ in found]
+    rows["why"] = [why for _, why in found]
+    rows["prompt_error"] = percent(rows.prompt, rows.prompt_time)
+    rows["token_error"] = percent(rows.token, rows.token_time)
     return rows
 
 
