@@ -19,7 +19,7 @@ from .attention_io import (
     training_time,
     unfused_passes,
 )
-from .claims import CLOSED_FORM, SIMULATED, Claim, claim, share_holding
+from .claims import ARITHMETIC, SIMULATED, Claim, claim, share_holding
 from .simulation import prompt_time
 
 # Figure 2: GPT-2 medium, forward and backward, on an A100
@@ -143,22 +143,22 @@ def _generations() -> float:
 def claims() -> tuple[Claim, ...]:
     rates = {"rates of kernels by length": ("fa.tflops.tables",)}
     return (
-        claim("fa1.io.std", CLOSED_FORM, _standard_order, "1 to 4 times N d + N^2 over N, d and M"),
-        claim("fa1.io.flash", CLOSED_FORM, _flash_order, "3 to 20 times N^2 d^2 / M over N, d and M"),
-        claim("fa1.alg1.blocks", CLOSED_FORM, _blocks_fit, "B_c = ceil(M / 4d), B_r = min(B_c, d)"),
-        claim("fa1.fig2.gflops", CLOSED_FORM, _flops_ratio,
+        claim("fa1.io.std", ARITHMETIC, _standard_order, "1 to 4 times N d + N^2 over N, d and M"),
+        claim("fa1.io.flash", ARITHMETIC, _flash_order, "3 to 20 times N^2 d^2 / M over N, d and M"),
+        claim("fa1.alg1.blocks", ARITHMETIC, _blocks_fit, "B_c = ceil(M / 4d), B_r = min(B_c, d)"),
+        claim("fa1.fig2.gflops", ARITHMETIC, _flops_ratio,
               "the ratio; the absolute numbers are 12 times too small for the workload that the figure states"),
-        claim("fa1.fig2.hbm", CLOSED_FORM, lambda: (total_gigabytes("standard"), total_gigabytes("flash1")),
+        claim("fa1.fig2.hbm", ARITHMETIC, lambda: (total_gigabytes("standard"), total_gigabytes("flash1")),
               "assumed: 192 KiB of SRAM; mask and dropout unfused"),
-        claim("fa1.fig2.runtime", CLOSED_FORM, _runtimes,
+        claim("fa1.fig2.runtime", ARITHMETIC, _runtimes,
               "assumed: causal; flash at its rate in the FlashAttention-2 README",
               why="standard attention is priced as its bytes at 85 % of the A100's 1,555 GB/s, what copies reach;"
               " PyTorch's 40.3 GB in 41.7 ms are 62 %"),
-        claim("fa1.fig2mid", CLOSED_FORM, _block_sweep,
+        claim("fa1.fig2mid", ARITHMETIC, _block_sweep,
               "blocks of 64, 128, 256, 512; the points are only in the figure", **rates),
         claim("fa.traffic", SIMULATED, _traffic, "prompts of 8,192 to 32,768 tokens, Llama-3.1-8B, H100", **rates),
-        claim("fa.sram", CLOSED_FORM, _sram, "an H100's against an RTX 4090's shared memory"),
+        claim("fa.sram", ARITHMETIC, _sram, "an H100's against an RTX 4090's shared memory"),
         claim("fa.quadratic", SIMULATED, _square, "the same with flash1 and flash2", **rates),
-        claim("fa.flops_up", CLOSED_FORM, _more_flops_less_time, "standard against flash1, A100"),
+        claim("fa.flops_up", ARITHMETIC, _more_flops_less_time, "standard against flash1, A100"),
         claim("sys.flashattention23", SIMULATED, _generations, "prompts of 32,768 tokens on A100 and H100", **rates),
     )  # fmt: skip

@@ -14,8 +14,8 @@ from infersim.config.errors import InputError
 Numbers = float | tuple[float, ...]
 
 SIMULATED, CLOSED_FORM, ARITHMETIC = "simulated", "closed form", "arithmetic"
-"""the evidence for a claim: a simulation ran; the product's cost models were evaluated; printed numbers were combined
-without the product"""
+"""the evidence for a claim: a simulation ran; the product's cost models were evaluated; printed numbers and formulas of
+papers were combined without the product"""
 EVIDENCE = (SIMULATED, CLOSED_FORM, ARITHMETIC)
 TOLERANCE = {SIMULATED: 0.20, CLOSED_FORM: 0.05, ARITHMETIC: 0.05}
 """relative, where the source gives none"""

@@ -3,7 +3,7 @@ give the speed: verification of the drafts, and drafting."""
 
 from functools import partial
 
-from .claims import CLOSED_FORM, SIMULATED, Claim, claim, expected
+from .claims import ARITHMETIC, SIMULATED, Claim, claim, expected
 from .rejection import tokens_per_step_by_position
 from .simulation import CHAT, decoding, speed_up, token_time
 
@@ -121,10 +121,10 @@ def claims() -> tuple[Claim, ...]:
     worker = {"time of SGLang's speculative worker": ("eagle3.sglang.eagle1",)}
     load = "batch 2 to 64, chains of 3; assumed: acceptance by position, context 600"
     return (
-        claim("eagle1.tau", CLOSED_FORM, lambda: _tree_tokens(LLAMA_70B, _second_choice()),
+        claim("eagle1.tau", ARITHMETIC, lambda: _tree_tokens(LLAMA_70B, _second_choice()),
               "input: its chain acceptance", why="second branches help the 70B more than the 7B",
               **branch),
-        claim("eagle1.tau.vicuna7b", CLOSED_FORM, lambda: _tree_tokens(VICUNA_7B, _second_choice()),
+        claim("eagle1.tau.vicuna7b", ARITHMETIC, lambda: _tree_tokens(VICUNA_7B, _second_choice()),
               "input: its chain acceptance", **branch),
         claim("eagle2.main", SIMULATED, lambda: tuple(_speed(model, "eagle", t, k, 6, 10) for model, k, t in
               EAGLE2_TABLE), "input: tokens per step; assumed: A100; Vicuna-13B, Vicuna-7B, Llama-2-13B, Llama-2-7B"),

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .claims import CLOSED_FORM, SIMULATED, Claim, claim, share_holding
+from .claims import ARITHMETIC, SIMULATED, Claim, claim, share_holding
 from .simulation import decoding
 
 ALONE = {"model": "Llama-2-13B", "hardware": "a100-sxm-80gb"}
@@ -54,7 +54,7 @@ def _mixture() -> float:
     cases = [head > 0]
     for share in (0.2, 0.5, 0.8):
         mixture = expected_cost([share, 1 - share], [always - head, never - always], [head])
-        cases.append(abs(_token_time(share) / mixture - 1) < 0.02)
+        cases.append(abs(_token_time(share) / mixture - 1) < 0.005)
     return share_holding(cases)
 
 
@@ -67,7 +67,7 @@ def _easy_majority() -> float:
 
 def claims() -> tuple[Claim, ...]:
     return (
-        claim("branchy.entropy", CLOSED_FORM, _more_leave_at_a_higher_threshold,
+        claim("branchy.entropy", ARITHMETIC, _more_leave_at_a_higher_threshold,
               "an input leaves where the entropy of the branch's softmax is below the threshold"),
         claim("ee.mixture", SIMULATED, _mixture, "Llama-2-13B, an exit after 20 of 40 layers, one sequence"),
         claim("ee.easy_majority", SIMULATED, _easy_majority, "0 to 100 % of its tokens leave early"),

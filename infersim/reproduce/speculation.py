@@ -9,7 +9,7 @@ import numpy as np
 
 from infersim.cost.speculation import acceptance_rate, best_k, speedup, tokens_per_step
 
-from .claims import CLOSED_FORM, SIMULATED, Claim, claim, share_holding
+from .claims import ARITHMETIC, CLOSED_FORM, SIMULATED, Claim, claim, share_holding
 from .rejection import alpha_of, operations_ratio, speculate, speedup_with_oracle
 from .simulation import CHAT, decoding, speed_up, token_time
 
@@ -153,19 +153,19 @@ def _only_through_a_or_cost() -> float:
 def claims() -> tuple[Claim, ...]:
     three = [(a, k) for a in (0.2, 0.5, 0.8) for k in KS]
     rows = [
-        claim("lev.eq1", SIMULATED,
+        claim("lev.eq1", CLOSED_FORM,
               lambda: share_holding(_near(sampled_tokens(*x), tokens_per_step(*x)) for x in three),
               "tokens per target run, of the rejection rule sampled 20,000 times"),
         claim("lev.thm3.8", CLOSED_FORM,
               lambda: share_holding(_near(_walk_through(a, k, 0.05), speedup(a, k, 0.05)) for a in ALPHAS for k in KS),
               "wall time of steps taken one by one, c = 0.05"),
-        claim("lev.thm3.11", SIMULATED,
+        claim("lev.thm3.11", ARITHMETIC,
               lambda: share_holding(
                   _near((k * 0.05 + k + 1) / sampled_tokens(a, k), operations_ratio(a, k, 0.05)) for a, k in three
               ),
               "operations over tokens of the sampled rule"),
         claim("lev.cor3.9", CLOSED_FORM, _gain_iff_alpha_exceeds_c, "some k gains if and only if alpha > c"),
-        claim("lev.alpha", SIMULATED, _acceptance_is_overlap, "acceptance of the sampled rule is sum min(p, q)"),
+        claim("lev.alpha", CLOSED_FORM, _acceptance_is_overlap, "acceptance of the sampled rule is sum min(p, q)"),
         claim("lev.oracle_gamma", CLOSED_FORM, _oracle_over_fixed,
               "printed as up to ~60 %, one digit; assumed: alpha 0.3 to 0.98, c 0.01 to 0.2"),
         claim("lev.bigram", CLOSED_FORM, lambda: speedup(0.2, 3, 0.0), "alpha 0.2, gamma 3, c = 0"),
@@ -185,7 +185,7 @@ def claims() -> tuple[Claim, ...]:
               lambda: share_holding([verification(1, 4) < 1.05, verification(64, 31) > 3]),
               "5 positions of one sequence; 32 of 64 sequences"),
         claim("sd.steps", SIMULATED, _steps, "sequences of thousands of tokens"),
-        claim("sd.exact", SIMULATED, _exact, "chi-square of sampled tokens at each position, 1 in a million"),
+        claim("sd.exact", ARITHMETIC, _exact, "chi-square of sampled tokens at each position, 1 in a million"),
         claim("sd.traffic_dependent", SIMULATED, _traffic_dependent, "acceptance 0.9 against 0.1"),
         claim("sd.speedup", CLOSED_FORM, _t5_speedup,
               "T5-small for T5-XXL; input: acceptance and draft time of Leviathan's table 4"),
