@@ -34,6 +34,11 @@ def make_folder(folder: Path, asked: str) -> None:
         raise InputError(f"{asked} {folder}: cannot be written to; must be a folder that can")
 
 
+def replace_text(path: Path, text: str, asked: str) -> None:
+    """`replace_file` with a text."""
+    replace_file(path, lambda file: file.write(text.encode()), asked)
+
+
 def replace_file(path: Path, write: Callable[[IO[bytes]], object], asked: str) -> None:
     """`write` to a binary file beside `path`, then put it in its place. InputError, naming the option `asked`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -9,7 +9,7 @@ import numpy as np
 from .cluster.clients import Clients
 from .cluster.serve import Progress, Served, serve
 from .cluster.site import Site, pools_of
-from .config.cluster import Kind
+from .config.cluster import EncodePool, Kind
 from .config.errors import InputError
 from .config.precision import BYTES
 from .config.scenario import Scenario
@@ -53,7 +53,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     return results
 
 
-def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
+def _check_ranks(kinds: list[tuple[Deployment, Kind | EncodePool]]) -> None:
     ranks = sorted({deployment.parallelism.attention_data for deployment, _ in kinds})
     if len(ranks) > 1:
         raise InputError(
@@ -62,7 +62,7 @@ def _check_ranks(kinds: list[tuple[Deployment, Kind]]) -> None:
         )
 
 
-def _check_router(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> None:
+def _check_router(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool]]) -> None:
     if any(deployment.engine.enable_prefix_caching for deployment, _ in kinds):
         return
     for name, router in scenario.cluster.routers.items():
@@ -89,7 +89,7 @@ def _same(one: Requests, other: Requests) -> bool:
     return all(np.array_equal(getattr(one, column), getattr(other, column)) for column in columns)
 
 
-def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tuple[ReplicaSpec, Site]]:
+def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool]]) -> list[tuple[ReplicaSpec, Site]]:
     """Every replica that there may be at one time: for the engine, and for the cluster."""
     sites, load = [], scenario.workload
     for deployment, kind in kinds:
@@ -110,7 +110,7 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind]]) -> list[tup
     return sites
 
 
-def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
+def _named(deployment: Deployment, kind: Kind | EncodePool) -> dict[str, Any]:
     """What requests may ask a replica for, and what it takes to have it there."""
     lora = deployment.lora
     return {"model": served_name(deployment, kind)} | (
@@ -126,7 +126,7 @@ def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
 
 def _simulate(
     scenario: Scenario,
-    kinds: list[tuple[Deployment, Kind]],
+    kinds: list[tuple[Deployment, Kind | EncodePool]],
     sites: list[tuple[ReplicaSpec, Site]],
     requests: Requests,
     seed: int,
@@ -188,12 +188,13 @@ def _each_sample(served: Served, fleet: Fleet, output_tokens: np.ndarray, max_to
     return replace(served, requests=records, rows=served.rows[groups], columns=columns)
 
 
-def _shortest(kinds: list[tuple[Deployment, Kind]], models: list[str | None]) -> list[Deployment]:
+def _shortest(kinds: list[tuple[Deployment, Kind | EncodePool]], models: list[str | None]) -> list[Deployment]:
     """For each model, the deployment with the shortest max_model_len. models: of each replica, None if it encodes."""
-    first, found = 0, {}
+    first = 0
+    found: dict[str, list[Deployment]] = {}
     for deployment, kind in kinds:
-        if models[first] is not None:
-            found.setdefault(models[first], []).append(deployment)
+        if (model := models[first]) is not None:
+            found.setdefault(model, []).append(deployment)
         first += kind.most
     return [min(same, key=lambda d: d.engine.max_model_len) for same in found.values()]
 
@@ -210,7 +211,7 @@ def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.nd
 
 def _result(
     scenario: Scenario,
-    kinds: list[tuple[Deployment, Kind]],
+    kinds: list[tuple[Deployment, Kind | EncodePool]],
     fleet: Fleet,
     served: Served,
     requests: Requests,
@@ -278,7 +279,7 @@ def _result(
 
 def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:
     """Low and high price of one replica; NaN if it is not known."""
-    prices = [(hardware.price, count) for hardware, count in deployment.accelerators]
-    if not all(price for price, _ in prices):
+    prices = [(hardware.price, count) for hardware, count in deployment.accelerators if hardware.price]
+    if len(prices) < len(deployment.accelerators):
         return np.nan, np.nan
     return sum(n * price.low for price, n in prices), sum(n * price.high for price, n in prices)

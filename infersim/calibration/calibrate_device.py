@@ -9,7 +9,7 @@ import numpy as np
 
 from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware
-from infersim.files import replace_file
+from infersim.files import replace_text
 from infersim.report.calibration_page import calibration_page
 
 from .cases import CPU, GPU, Sizes, amounts, cases, model_of, quick
@@ -112,7 +112,7 @@ def calibrate_device(
         )
     hardware = calibrate(measured, device.info, base, notes)
     document = describe(hardware, measured)
-    replace_file(page_path(out), lambda file: file.write(calibration_page(document).encode()), "--out")
+    replace_text(page_path(out), calibration_page(document), "--out")
     write_profile(hardware, out)
     return document | {"files": [str(out), str(raw), str(page_path(out))]}
 

@@ -11,7 +11,7 @@ import yaml
 
 from infersim.config.hardware import Calibration, Hardware, LaunchTime, Link, load_hardware
 from infersim.config.resources import names
-from infersim.files import replace_file
+from infersim.files import replace_text
 
 from .cases import amounts
 from .efficiencies import fit_all, step_errors
@@ -106,4 +106,4 @@ def write_profile(hardware: Hardware, path: Path) -> None:
     data = {key: value for key, value in hardware.model_dump(mode="json").items() if value not in (None, "", {}, [])}
     head = f"# {hardware.name}, calibrated: infersim show profile {path}\n"
     text = head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
-    replace_file(path, lambda file: file.write(text.encode()), "--out")
+    replace_text(path, text, "--out")

@@ -75,7 +75,7 @@ def server(
     from infersim.config.errors import InputError
     from infersim.config.scenario import load_scenario
     from infersim.explain.summary import finite
-    from infersim.files import replace_file
+    from infersim.files import replace_text
     from infersim.report.calibration import overheads_lines
     from infersim.report.files import to_json
 
@@ -112,7 +112,7 @@ def server(
             + lines[1 : 1 + len(found.values)]
             + [f"# {line}" for line in lines[1 + len(found.values) :]]
         )
-        replace_file(out, lambda file: file.write(text.encode() + b"\n"), "--out")
+        replace_text(out, text + "\n", "--out")
     print(to_json(document) if as_json else "\n".join(lines + ([f"written {out}"] if out else [])))
 
 
@@ -152,7 +152,7 @@ def kernels(
     from infersim.config.errors import InputError
     from infersim.config.hardware import Hardware, load_hardware
     from infersim.config.resources import find, parse_yaml
-    from infersim.files import replace_file
+    from infersim.files import replace_text
     from infersim.report.calibration import kernel_lines
 
     _check_file(out, force)
@@ -164,5 +164,5 @@ def kernels(
     text = find("hardware_profiles", hardware).read_text(encoding="utf-8")
     text = with_efficiency(text, {**device.efficiency, **found})
     Hardware.validate(parse_yaml(text, str(out)), str(out))
-    replace_file(out, lambda file: file.write(text.encode()), "--out")
+    replace_text(out, text, "--out")
     print("\n".join([*kernel_lines(found), f"written {out}"]))

@@ -163,7 +163,7 @@ class ResolvedEngine:
     fuse_norm_quant: bool
     enforce_eager: bool
     fuse_allreduce_rms: bool
-    attention_kernel: str | None
+    attention_kernel: AttentionKernel | None
     origin: dict[str, str]
     """knob -> 'user', 'preset default', 'GPU default', 'model' or a rule"""
 

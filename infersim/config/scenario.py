@@ -68,7 +68,7 @@ class Scenario(Description):
         return self.model_dump(mode="json") | {"slo": self.slo.model_dump(mode="json", exclude_none=True)}
 
 
-def load_scenario(name_or_path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
+def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario by path or packaged name, with `key.key=value` overrides. InputError with all problems at once.
 
     Paths inside it are looked for beside the file, then in the current folder.
@@ -94,9 +94,7 @@ def load_variants(name_or_path: str | Path, variants: Iterable[Sequence[str]]) -
     return scenarios
 
 
-def build_scenario(
-    data: Any, where: str, overrides: list[str] | tuple[str, ...] = (), near_file: Path | None = None
-) -> Scenario:
+def build_scenario(data: Any, where: str, overrides: Sequence[str] = (), near_file: Path | None = None) -> Scenario:
     """The scenario that a mapping holds; `where` names it in errors."""
     if not isinstance(data, dict):
         raise InputError(f"{where}: must be a mapping with model, hardware and workload (got {short(data)})")

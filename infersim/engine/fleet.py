@@ -3,6 +3,7 @@
 import mmap
 import sys
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def make_knobs(**values) -> np.void:
             knobs[name][: len(value)] = value
         else:
             knobs[name] = named[name][value] if name in named else value
-    return knobs[()]
+    return cast(np.void, knobs[()])
 
 
 def _untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -198,8 +199,7 @@ class Fleet:
         self.plan = np.zeros((n, int(self.call["max_num_seqs"][0]) + 1, 2), "i4")
         self.draft_attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
         for r, replica in enumerate(replicas):
-            if replica.draft is not None:
-                k = replica.drafts
+            if replica.draft is not None and (k := replica.drafts) is not None:
                 self.plan[r, : len(k), 0], self.plan[r, : len(k), 1] = k, replica.draft.passes[k]
                 self.draft_attention[r, : len(replica.draft.attention)] = rows_of_kinds(replica.draft, replica.cost)
 
@@ -209,10 +209,13 @@ class Fleet:
         self.prices = np.zeros(n, state.PRICE)
         self.prices["slow"] = 1.0
         self.attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
-        parts, shares, offsets, end = [], [], {}, 0
+        parts: list[np.ndarray] = []
+        shares: list[np.ndarray] = []
+        offsets: dict[int, Any] = {}
+        end = 0
         for r, replica in enumerate(replicas):
             knobs, cost, draft = self.knobs[r], replica.cost, replica.draft
-            most = 0 if draft is None else int(replica.drafts.max())
+            most = 0 if replica.drafts is None else int(replica.drafts.max())
             logits = min(knobs["max_num_seqs"] * (1 + most), knobs["max_num_batched_tokens"])
             if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= logits:
                 raise ValueError("the cost tables end before max_num_batched_tokens or max_num_seqs")
@@ -284,7 +287,8 @@ class Fleet:
             return
         if np.any(arrival[1:] < arrival[:-1]):
             raise ValueError("arrivals must not go back in time")
-        if np.isscalar(replica):  # a view of everything: no sorting
+        parts: dict[int, Any]
+        if not isinstance(replica, np.ndarray):  # a view of everything: no sorting
             parts = {int(replica): slice(None)}
         else:
             order = np.argsort(replica, kind="stable")
@@ -379,7 +383,7 @@ class Fleet:
         own["last_token"] = -1.0
         new["key"] = make_keys(self.seed, "beams", new["name"])
 
-    def sequences_of(self, rows: np.ndarray) -> np.ndarray:
+    def sequences_of(self, rows: np.ndarray | int) -> np.ndarray:
         """state.SEQUENCE[m, k]: the sequences of the requests i8[m]."""
         return self.sequences[: self.num_requests * self.num_sequences].reshape(-1, self.num_sequences)[rows]
 
@@ -461,22 +465,22 @@ class Fleet:
         unsent = np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["last_token"] > time)).tolist()
         ended = held + unsent + [row for row in alive if self.abort(row, time)]
         ranks = int(self.call["ranks"][0])
-        mine = slice(replica * ranks, (replica + 1) * ranks)
-        self.blocks[mine] = 0  # the prefix cache, or the trees of groups
-        self.nodes[mine] = 0
+        own = slice(replica * ranks, (replica + 1) * ranks)
+        self.blocks[own] = 0  # the prefix cache, or the trees of groups
+        self.nodes[own] = 0
         for name in ("evictable_blocks", "num_nodes", "free_node", "stranded_blocks"):
-            self.schedulers[name][mine] = 0
-        self.schedulers["free_tree_block"][mine] = self.schedulers["num_tree_blocks"][mine] = 0
-        self.schedulers["identified"][mine] *= np.where(self.schedulers["identified"][mine] > 0, -1, 1)
-        row = self.replicas[replica : replica + 1]
-        cut = float(row["device_free"][0]) - time
+            self.schedulers[name][own] = 0
+        self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0
+        self.schedulers["identified"][own] *= np.where(self.schedulers["identified"][own] > 0, -1, 1)
+        mine = self.replicas[replica : replica + 1]
+        cut = float(mine["device_free"][0]) - time
         if cut > 0:  # steps that were to go on no longer do
             split = self.time_by_resource
-            row["busy_time"] -= cut
-            row["time_by_resource"] -= cut * split / split.sum()
-        row["in_flight"] = row["blocked"] = row["occupied"] = 0
-        row["front_end"] = np.minimum(row["front_end"], time)
-        row["now"] = row["device_free"] = row["latest_end"] = np.maximum(row["now"], time)
+            mine["busy_time"] -= cut
+            mine["time_by_resource"] -= cut * split / split.sum()
+        mine["in_flight"] = mine["blocked"] = mine["occupied"] = 0
+        mine["front_end"] = np.minimum(mine["front_end"], time)
+        mine["now"] = mine["device_free"] = mine["latest_end"] = np.maximum(mine["now"], time)
         return ended
 
     def slow_down(self, replica: int, factor: float) -> None:

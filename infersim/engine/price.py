@@ -80,7 +80,8 @@ class Acceptance(Protocol):
     accept all of its own (0) or did (1). A row is a kind of request.
     """
 
-    accepted: np.ndarray
+    @property
+    def accepted(self) -> np.ndarray: ...
 
     def rows(self, request_ids: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         """i4[n]: the row of each request (i8[n]); uniform: f8[n] in [0, 1), a draw of each."""

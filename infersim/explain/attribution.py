@@ -147,6 +147,7 @@ def throughput_terms(result: Result) -> Terms:
     """Seconds of the clock per output token (1 / output_throughput) as terms: idle time, and steps per token times the
     time of a step by resource."""
     work, throughput = Work(result), measure(result)["output_throughput"]
+    assert throughput is not None  # runs without any are not compared
     steps = result.num_steps
     outputs = throughput * float(result.replicas.available.sum())  # of one replica, in the time that steps fill
     moved = work.mean_moved

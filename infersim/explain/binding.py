@@ -43,7 +43,7 @@ def find_binding(result: Result) -> Binding:
     if result.busy_time <= 0:
         return Binding("none", "nothing: no step was run", 1.0, "")
     seconds = dict(zip(RESOURCES, result.time_by_resource.tolist(), strict=True))
-    top = max(seconds, key=seconds.get)
+    top = max(seconds, key=lambda key: seconds[key])
     factor = _amdahl(result.busy_time, seconds[top])
     in_engine = result.waiting_time + result.running_time
     waiting = result.waiting_time / in_engine if in_engine > 0 else 0.0

@@ -30,7 +30,7 @@ def regime(cost: StepCost, sequences: int, context: int, drafts: int = 0) -> str
     memory, compute = split[[WEIGHTS, KV, ACTIVATIONS]].sum(), split[COMPUTE]
     rest = split.sum() - memory - compute
     names = {"bandwidth": memory, "compute": compute, "launch and other fixed costs": rest}
-    return max(names, key=names.get)
+    return max(names, key=lambda key: names[key])
 
 
 def speculation_over_batch(

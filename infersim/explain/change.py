@@ -58,7 +58,7 @@ def by_row(terms: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def _cause(row: str, terms: dict[str, dict[str, float]]) -> str:
     """Where most of a row's difference lies: a factor of decoding, or another phase."""
-    found = {}
+    found: dict[str, float] = {}
     for name, factors in terms.items():
         if row_of(name) == row and phase_of(name) != "waiting":
             found |= factors if len(factors) > 1 else {PHASES[phase_of(name)]: math.fsum(factors.values())}
@@ -76,10 +76,10 @@ def _break_even(gains: dict[str, float], losses: dict[str, float]) -> str:
         return "it costs nothing on this workload: any gain pays"
     if gain <= 1e-3 * loss:
         return "it gains nothing on this workload, so that no lower cost would make it pay"
-    top = NAMES[max(losses, key=losses.get)]
+    top = NAMES[max(losses, key=lambda key: losses[key])]
     if gain > loss:
         return f"it pays as long as what it costs (mostly {top}) stays below {gain / loss:.3g} times what it is here"
-    best = NAMES[min(gains, key=gains.get)]
+    best = NAMES[min(gains, key=lambda key: gains[key])]
     return (
         f"what it costs (mostly {top}) would have to fall to {gain / loss:.0%}, or what it gains (mostly {best}) to be"
         f" {loss / gain:.3g} times as much"

@@ -30,8 +30,8 @@ def num_gpus(scenario: Scenario) -> int:
 
 def usd_per_hour(scenario: Scenario) -> list[float] | None:
     """What all accelerators cost, as [low, high]; None if a price is not known."""
-    prices = [(hardware.price, count) for hardware, count in fleet(scenario)]
-    if not all(price for price, _ in prices):
+    prices = [(hardware.price, count) for hardware, count in fleet(scenario) if hardware.price]
+    if len(prices) < len(fleet(scenario)):
         return None
     return [sum(price.low * n for price, n in prices), sum(price.high * n for price, n in prices)]
 
@@ -52,7 +52,7 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
 
     joules = None
     if all(hardware.tdp for hardware, _ in gpus) and output:
-        power = sum(hardware.tdp * count for hardware, count in gpus)
+        power = sum((hardware.tdp or 0.0) * count for hardware, count in gpus)
         busy = result.busy_time / float(result.replicas.available.sum())
         joules = [power * share / output for share in (min(busy, 1.0), 1.0)]
     work = Work(result)

@@ -31,8 +31,7 @@ def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
         add(name, value, row.provenance, errors, row.source)
 
     for operator in CLASSES:
-        dtypes = [dtype for dtype in DTYPES if dtype in hardware.flops] if operator in MATRIX_CLASSES else ["bf16"]
-        for dtype in dtypes:
+        for dtype in [each for each in DTYPES if each in hardware.flops] if operator in MATRIX_CLASSES else ["bf16"]:
             name = f"{operator}.{dtype}" if operator in MATRIX_CLASSES else operator
             add_efficiency(name, efficiency(hardware, operator, dtype))
     shown = {row["what"] for row in rows} | {f"{operator}.bf16" for operator in CLASSES}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from infersim.cost.floors import NO_PREFILL, prefill_sums
-from infersim.cost.operator import Operator, evaluate
+from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.roofline import add_time, peak_flops, rate, zero_split
 from infersim.engine.compiled.state import QUERY_TILE
 from infersim.metrics.result import Result
@@ -24,7 +24,7 @@ def roofline(result: Result) -> dict[str, Any]:
     """
     work = Work(result)
     hardware = result.scenario.hardware
-    points = []
+    points: list[dict[str, Any]] = []
     if work.decodes:
         batch = work.decode_batch
 
@@ -36,7 +36,7 @@ def roofline(result: Result) -> dict[str, Any]:
         points += _points(work.operators, result, decode, "decode")
     prompt = int(np.median(result.requests["prompt_tokens"]))
 
-    def prefill(window: int) -> dict[str, float]:
+    def prefill(window: int) -> Sums:
         keys = min(prompt, abs(window) or prompt)
         tiles = {"prefill_keys": keys, "query_tiles": -(-prompt // QUERY_TILE)}
         return {**prefill_sums(prompt)(window), **tiles}
@@ -54,7 +54,7 @@ def roofline(result: Result) -> dict[str, Any]:
 
 def _points(operators: list[Operator], result: Result, sums_of: Any, phase: str) -> list[dict[str, Any]]:
     scenario = result.scenario
-    points = []
+    points: list[dict[str, Any]] = []
     total = 0.0
     for operator in operators:
         sums = sums_of(operator.window)

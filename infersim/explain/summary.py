@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from infersim import __version__
+from infersim.config.workload import MaxTokensFactor
 from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED, REJECTION_REASONS, RESOURCES
 from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.conservation import check_conservation
@@ -247,7 +248,7 @@ def _assumed(result: Result) -> list[str]:
     """What a reader must know to trust the answer: one sentence each."""
     r = result.requests
     rule = result.scenario.workload.max_tokens
-    name = rule if isinstance(rule, str | int) else f"{rule.factor:g} x output length"
+    name = f"{rule.factor:g} x output length" if isinstance(rule, MaxTokensFactor) else rule
     lines = [f"max_model_len {result.engine.max_model_len:,} ({result.engine.origin['max_model_len']})"]
     over = int((r["reason"] == OVER_MAX_MODEL_LEN).sum())
     cut = int((r["max_tokens"] < r["output_tokens"]).sum())

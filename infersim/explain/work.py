@@ -255,7 +255,7 @@ class Work:
         for operator in self.operators:
             keys = batch * self.decode_keys(operator.window) / self.decodes
             tokens = batch * self.tokens_per_visit
-            sums = {"step": 1.0, "tokens": tokens, "sequences": tokens, "decodes": batch, "decode_keys": keys}
+            sums: Sums = {"step": 1.0, "tokens": tokens, "sequences": tokens, "decodes": batch, "decode_keys": keys}
             if operator.per in sums:
                 sums = operator.routed(sums)
                 times = operator.count * self._passes(operator)

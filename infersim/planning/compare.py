@@ -173,10 +173,14 @@ def _metric_differences(one: list[Result], other: list[Result]) -> dict[str, Any
             "after": y[name],
             "difference": means[name],
             "half_width": half_widths.get(name),
-            "clear": None if half_widths.get(name) is None else abs(means[name]) > half_widths[name],
+            "clear": _clear(means[name], half_widths.get(name)),
         }
         for name in means
     } | {"level": LEVEL}
+
+
+def _clear(mean: float | None, half_width: float | None) -> bool | None:
+    return None if mean is None or half_width is None else abs(mean) > half_width
 
 
 def _one_by_one(a: Scenario, b: Scenario, changes: list[str]) -> dict[str, Any] | None:
@@ -188,15 +192,16 @@ def _one_by_one(a: Scenario, b: Scenario, changes: list[str]) -> dict[str, Any] 
     """
     if not 2 <= len(changes) <= MAX_CHANGES:
         return None
-    values = {}
+    values: dict[tuple[bool, ...], float] = {}
     for chosen in itertools.product((False, True), repeat=len(changes)):
         try:
             mixed = _mixture(a, b, [key for key, taken in zip(changes, chosen, strict=True) if taken])
-            values[chosen] = measure(run(mixed)[0])["mean_e2el_ms"]
+            latency = measure(run(mixed)[0])["mean_e2el_ms"]
         except InputError:
             return None
-        if values[chosen] is None:
+        if latency is None:
             return None
+        values[chosen] = latency
     n, shares = len(changes), dict.fromkeys(changes, 0.0)
     for chosen, value in values.items():
         size = sum(chosen)

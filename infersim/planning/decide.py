@@ -113,7 +113,8 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         else:
             state = "unclear"
         means = {
-            name: fmean(r[name] for r in runs) if all(r[name] is not None for r in runs) else None for name in runs[0]
+            name: fmean(known) if len(known := [v for r in runs if (v := r[name]) is not None]) == len(runs) else None
+            for name in runs[0]
         }
         completed = means["request_throughput"] or 0.0
         requests = scenario.workload.num_requests

@@ -38,7 +38,7 @@ def load_curve(scenario: Scenario) -> dict[str, Any]:
     for value, update in loads:
         if axis == "max_concurrency" and load.num_requests and value > load.num_requests:
             break
-        requests = min(MOST_REQUESTS, PER_SLOT * value + 32) if axis == "max_concurrency" else MOST_REQUESTS
+        requests = min(MOST_REQUESTS, PER_SLOT * int(value) + 32) if axis == "max_concurrency" else MOST_REQUESTS
         point = _run(_shorter(scenario, requests, update))
         if point is None:
             continue
@@ -84,7 +84,7 @@ def per_gpu_and_user(metrics: dict[str, float | None], gpus: int) -> dict[str, f
 def _knee(points: list[dict[str, Any]]) -> int | None:
     stable = [i for i, point in enumerate(points) if point["state"] == "stable"]
     power = {i: points[i]["metrics"]["request_throughput"] / points[i]["metrics"]["mean_e2el_ms"] for i in stable}
-    return max(power, key=power.get) if power else None
+    return max(power, key=lambda key: power[key]) if power else None
 
 
 Change = Callable[[dict[str, Any]], None]
@@ -137,7 +137,7 @@ def what_if(scenario: Scenario) -> list[dict[str, Any]]:
     """The scenario as it is, and with each step of LADDER alone, re-simulated with the same draws: rows of `change`,
     `metrics`, `cost`."""
     base = _shorter(scenario, MOST_REQUESTS, {})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, change in (("as it is", lambda data: None), *LADDER):
         data = base.resolved()
         try:

@@ -168,15 +168,21 @@ def _candidate(
         text = f"{key} cannot be below {floor:.4g} on {_name(scenario)}, whatever the software, and must be {limit:g}"
         closest.append((floor / limit, text))
         return None
-    most = plan.max_gpus // gpus * bounds.rate
-    if plan.objective != "goodput" and most < scenario.workload.request_rate:
+    most, rate = plan.max_gpus // gpus * bounds.rate, _rate(scenario)
+    if plan.objective != "goodput" and most < rate:
         pruned["floor of GPU time"] += 1
         all_gpus = f"{plan.max_gpus // gpus * gpus} {scenario.hardware.name}"
         text = f"{all_gpus} cannot serve more than {most:.4g} requests/s at peak rates"
-        closest.append((scenario.workload.request_rate / most, text))
+        closest.append((rate / most, text))
         return None
-    unit = sum(each * count for each, (_, count) in zip(units, fleet(one), strict=True))
+    unit = sum((each or 0.0) * count for each, (_, count) in zip(units, fleet(one), strict=True))  # all are known
     return Candidate(number, scenario, bounds, unit)
+
+
+def _rate(scenario: Scenario) -> float:
+    """Requests per second to serve, which every plan gives."""
+    assert scenario.workload.request_rate is not None
+    return scenario.workload.request_rate
 
 
 def _unit(objective: str, hardware: Hardware) -> float | None:
@@ -189,10 +195,9 @@ def _unit(objective: str, hardware: Hardware) -> float | None:
 def _cheapest(plan: Plan, candidates: list[Candidate], pruned: Counter[str], progress: Progress | None) -> list[Found]:
     """Best first: the queue holds each candidate with the fewest replicas that may do; failing, it comes back with
     more. What comes off the queue and holds the SLO is the cheapest, and the next one the runner-up."""
-    queue = []
+    queue: list[tuple[float, int, int, Candidate]] = []
     for c in candidates:
-        rate = c.scenario.workload.request_rate
-        replicas = max(1, math.ceil(rate / c.bounds.rate))
+        replicas = max(1, math.ceil(_rate(c.scenario) / c.bounds.rate))
         heapq.heappush(queue, (c.unit * replicas, c.number, replicas, c))
     found: list[Found] = []
     trials = 0
@@ -204,6 +209,7 @@ def _cheapest(plan: Plan, candidates: list[Candidate], pruned: Counter[str], pro
         heapq.heappop(queue)
         if found and cost > found[0].key[0] and (*c.arrangement, replicas) == found[0].arrangement:
             continue  # no runner-up
+        rate = _rate(c.scenario)
         decision = c.decide(replicas, rate, plan)
         trials += 1
         if progress:
@@ -346,7 +352,7 @@ def _margin(answers: list[dict[str, Any]]) -> dict[str, Any] | None:
         return sum(usd) / 2 if usd else None
 
     return {
-        "cost": hourly(other) / hourly(best) - 1 if hourly(best) and hourly(other) else None,
+        "cost": dear / cheap - 1 if (dear := hourly(other)) and (cheap := hourly(best)) else None,
         "gpus": other["cost"]["gpus"] - best["cost"]["gpus"],
         "largest_rate": other["largest_rate"] / best["largest_rate"] - 1 if best["largest_rate"] else None,
     }

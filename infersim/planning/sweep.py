@@ -9,7 +9,7 @@ from typing import Any
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario, load_variants
 from infersim.explain.summary import summarize
-from infersim.files import replace_file
+from infersim.files import replace_text
 from infersim.run import run
 
 from .executor import map_unordered
@@ -53,12 +53,12 @@ def sweep(
     for i, outcome in map_unordered(_answer, missing, workers, executor, address):
         if files:
             text = json.dumps({"set": points[i], **outcome}, indent=1, allow_nan=False)
-            replace_file(files[i], lambda file, text=text: file.write(text.encode() + b"\n"), "--out")
+            replace_text(files[i], text + "\n", "--out")
         outcomes[i] = outcome
         done += 1
         if progress:
             progress(done, len(points), found)
-    return [{**outcome, "set": point} for point, outcome in zip(points, outcomes, strict=True)]
+    return [{**(outcome or {}), "set": point} for point, outcome in zip(points, outcomes, strict=True)]
 
 
 def _answer(task: tuple[int, Scenario]) -> tuple[int, dict[str, Any]]:

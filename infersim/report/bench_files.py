@@ -72,7 +72,7 @@ def _vllm(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _aiperf(document: dict[str, Any]) -> dict[str, Any]:
-    metrics = {}
+    metrics: dict[str, Any] = {}
     for metric, tag in AIPERF.items():
         block = document.get(tag)
         if isinstance(block, dict):
@@ -91,7 +91,7 @@ def _guidellm(benchmark: dict[str, Any], path: Path) -> dict[str, Any]:
     found = benchmark.get("metrics") if isinstance(benchmark, dict) else None
     if not isinstance(found, dict):
         raise InputError(f"{path}: benchmarks: has no metrics; must be a guidellm result")
-    metrics = {}
+    metrics: dict[str, Any] = {}
     for metric, (name, scale) in GUIDELLM.items():
         if block := _successful(found.get(name)):
             metrics |= _statistics(metric, block | (block.get("percentiles") or {}), scale)

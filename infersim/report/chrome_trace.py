@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from infersim.files import replace_file
+from infersim.files import replace_text
 from infersim.metrics.result import Result
 from infersim.metrics.timeline import timeline
 
@@ -86,4 +86,4 @@ def write_chrome_trace(path: Path, result: Result) -> None:
     import json
 
     text = json.dumps(chrome_trace(result), separators=(",", ":"))
-    replace_file(path, lambda file: file.write(text.encode()), "--chrome-trace")
+    replace_text(path, text, "--chrome-trace")

@@ -10,7 +10,7 @@ from typing import Any
 
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
-from infersim.files import replace_file
+from infersim.files import replace_text
 
 from .files import EXPORTS, to_json
 
@@ -40,7 +40,7 @@ def write_export(
     else:
         texts = [yaml.safe_dump_all(manifest(scenario, engine), sort_keys=False)]
     for name, text in zip(EXPORTS[kind], texts, strict=True):
-        replace_file(folder / name, lambda file, text=text: file.write(text.encode()), "--out")
+        replace_text(folder / name, text, "--out")
     return [str(folder / name) for name in EXPORTS[kind]]
 
 

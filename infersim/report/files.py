@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from infersim.config.errors import InputError
-from infersim.files import replace_file
+from infersim.files import replace_file, replace_text
 from infersim.metrics.result import Result
 
 RESULT, REQUESTS, GAPS = "result.json", "requests.csv", "itls.npz"
@@ -54,12 +54,12 @@ def write_result(folder: Path, document: dict[str, Any], results: list[Result], 
     written = [REQUESTS]
     first = results[0]
     if gaps:
-        arrays = {"itl": first.itl_gaps, "offset": first.itl_offsets, "request_id": first.request_ids}
+        arrays: dict[str, Any] = {"itl": first.itl_gaps, "offset": first.itl_offsets, "request_id": first.request_ids}
         replace_file(folder / GAPS, lambda file: np.savez(file, **arrays), "--out")
         written.append(GAPS)
     else:
         (folder / GAPS).unlink(missing_ok=True)
-    replace_file(folder / RESULT, lambda file: file.write(to_json(document).encode() + b"\n"), "--out")
+    replace_text(folder / RESULT, to_json(document) + "\n", "--out")
     return [str(folder / name) for name in (RESULT, *written)]
 
 

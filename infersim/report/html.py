@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infersim import __version__
-from infersim.files import replace_file
+from infersim.files import replace_text
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SECTION = {"text": "", "cards": [], "charts": [], "tables": [], "folded": [], "blocks": [], "notes": []}
@@ -24,7 +24,7 @@ class Page:
 
 def write_page(path: Path, page: Page) -> None:
     """Writes the page, whole or not at all."""
-    replace_file(path, lambda file: file.write(render_page(page).encode()), "--report")
+    replace_text(path, render_page(page), "--report")
 
 
 def render_page(page: Page) -> str:

@@ -62,7 +62,7 @@ def _kind(field: dict[str, Any]) -> str:
     if field.get("type") == "object":
         return "mapping"
     return {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}.get(
-        field.get("type"), "value"
+        field.get("type", ""), "value"
     )
 
 

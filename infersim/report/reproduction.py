@@ -1,9 +1,10 @@
 """reproduction.md and its figures: the outcome of `infersim reproduce` for people to read."""
 
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from infersim.files import replace_file
+from infersim.files import replace_file, replace_text
 
 REPORT = "reproduction.md"
 
@@ -13,10 +14,10 @@ def write_reproduction(folder: Path, outcome: dict[str, Any], figures: list) -> 
     written = []
     for figure in figures:
         path = folder / f"reproduction-{figure.name}.svg"
-        replace_file(path, lambda file, figure=figure: _draw(figure, file), "--out")
+        replace_file(path, partial(_draw, figure), "--out")
         written.append(str(path))
     text = "\n".join([*_head(outcome), *_tables(outcome["results"]), *_figures(figures)]) + "\n"
-    replace_file(folder / REPORT, lambda file: file.write(text.encode()), "--out")
+    replace_text(folder / REPORT, text, "--out")
     return [str(folder / REPORT), *written]
 
 

@@ -399,7 +399,8 @@ def what_if(named: Named) -> dict[str, Any]:
 def provenance(named: Named) -> dict[str, Any]:
     """Where the numbers behind the answer come from; what several runs share is said once."""
     head = ["operator", "dtype", "bandwidth share", "FLOP share", "fixed µs", "softness", "provenance", "source"]
-    tables, notes = {}, {}
+    tables: dict[str, Any] = {}
+    notes: dict[str, str] = {}
     for name, briefing in named.items():
         answer = briefing["answer"]
         rows = [

@@ -7,7 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 from infersim.config.errors import InputError
-from infersim.files import make_folder, replace_file
+from infersim.files import make_folder, replace_text
 
 TABLE, POINTS = "sweep.csv", "points"
 COLUMNS = {
@@ -41,7 +41,7 @@ def write_sweep(folder: Path, table: list[dict[str, Any]]) -> list[str]:
     writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
-    replace_file(folder / TABLE, lambda file: file.write(text.getvalue().encode()), "--out")
+    replace_text(folder / TABLE, text.getvalue(), "--out")
     return [str(folder / TABLE)]
 
 

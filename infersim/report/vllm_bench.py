@@ -92,9 +92,9 @@ def _peaks(done: np.ndarray) -> dict[str, Any]:
 
 
 def _gaps(result: Result) -> list[list[float]] | None:
-    if result.itl_gaps is None:
+    gaps, offsets = result.itl_gaps, result.itl_offsets
+    if gaps is None or offsets is None:
         return None
     measured = np.flatnonzero(result.measured)
     counts = np.maximum(result.requests["num_output_tokens"].astype("i8") - 1, 0)
-    offsets = result.itl_offsets
-    return [result.itl_gaps[offsets[i] : offsets[i] + counts[i]].astype("f8").tolist() for i in measured]
+    return [gaps[offsets[i] : offsets[i] + counts[i]].astype("f8").tolist() for i in measured]
