@@ -94,7 +94,7 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool]]
     sites, load = [], scenario.workload
     for deployment, kind in kinds:
         replica = deployment.replica()
-        if kind is scenario.cluster.encode:
+        if not isinstance(kind, Kind):
             site = Site(kind.weight, 0.0, 1, deployment.memory.weights_bytes, model=None)
             sites += [(replica, site)] * kind.most
             continue
@@ -110,7 +110,7 @@ def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool]]
     return sites
 
 
-def _named(deployment: Deployment, kind: Kind | EncodePool) -> dict[str, Any]:
+def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
     """What requests may ask a replica for, and what it takes to have it there."""
     lora = deployment.lora
     return {"model": served_name(deployment, kind)} | (

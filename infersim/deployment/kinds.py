@@ -1,6 +1,7 @@
 """The kinds of replicas that a scenario describes."""
 
 from dataclasses import replace
+from typing import Any
 
 from infersim.config.cluster import EncodePool, Kind
 from infersim.config.engine import Engine, resolve
@@ -24,7 +25,7 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePo
     cluster, workload = scenario.cluster, scenario.workload
     if (cluster.encode is None) != (workload.images is None):
         raise InputError("cluster.encode and workload.images: one without the other is not modelled; give both")
-    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups if kind is not cluster.encode]
+    kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups if isinstance(kind, Kind)]
     check_groups(cluster, workload, [deployment for deployment, _ in kinds])
     first = kinds[0][0].model
     named: dict[str, Model] = {}
@@ -41,7 +42,7 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePo
         if named.setdefault(name, deployment.model) != deployment.model:
             raise InputError(f"cluster.{where}.served_model_name: {name} is another model already; must differ")
     _check_adapters(kinds, cluster.group_names)
-    return [*kinds, (encoder_of(scenario), cluster.encode)] if cluster.encode else kinds
+    return [*kinds, (encoder_of(scenario), cluster.encode)] if cluster.encode else [*kinds]
 
 
 def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> None:
@@ -66,6 +67,7 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
     """The replica that encodes the scenario's images: in a step as many as the engine's token budget has prompt tokens
     for, at least one (vLLM, compute_mm_encoder_budget)."""
     pool, images = scenario.cluster.encode, scenario.workload.images
+    assert pool is not None and images is not None  # one needs the other
     encoder, hardware = pool.encoder, pool.hardware or scenario.hardware
     patches = images.tokens * encoder.patches_per_token
     heads, width = encoder.num_attention_heads, encoder.hidden_size
@@ -100,12 +102,14 @@ def served_name(deployment: Deployment, kind: Kind) -> str:
 
 
 def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
-    names = ("model", "hardware", "precision", "parallelism", "engine")
-    own = (getattr(kind, name) for name in names)
-    parts = (getattr(scenario, name) if mine is None else mine for name, mine in zip(names, own, strict=True))
+    def of(name: str) -> Any:
+        mine = getattr(kind, name)
+        return getattr(scenario, name) if mine is None else mine
+
     speculation = scenario.speculation
     if speculation and speculation.drafter and kind is scenario.cluster.prefill:
         speculation = None  # who only computes prompts has no use for a drafter
+    parts = of("model"), of("hardware"), of("precision"), of("parallelism"), of("engine")
     deployment = deploy(*parts, speculation, scenario.early_exit, kind.lora or scenario.lora)
     return with_groups(deployment, scenario.workload)
 

@@ -85,8 +85,15 @@ class Deployment:
         cost, draft = self.step_cost(), self.draft_cost()
         return ReplicaSpec(self.knobs(), cost, draft, self._drafts(cost, draft) if draft else None)
 
+    @property
+    def _host_block_time(self) -> float:
+        """Seconds of one GPU's part of a KV block over PCIe."""
+        assert self.hardware.pcie_bandwidth is not None  # else what needs it is refused
+        return self.memory.block_bytes / self.hardware.pcie_bandwidth
+
     def _drafts(self, cost: StepCost, draft: DraftCost) -> np.ndarray:
         """i4[max_num_seqs + 1]: drafts of a sequence by running sequences."""
+        assert self.speculation is not None
         sizes, most = self.speculation.num_speculative_tokens_per_batch_size, self.speculation.num_speculative_tokens
         running = np.arange(self.engine.max_num_seqs + 1)
         if sizes is None:
@@ -100,6 +107,7 @@ class Deployment:
 
     def _best_drafts(self, cost: StepCost, draft: DraftCost, most: int) -> list[tuple[int, int]]:
         """[running sequences from here on, drafts with the most tokens per second] after GOODPUT_CONTEXT tokens."""
+        assert self.speculation is not None
         table = acceptance_table(self.speculation)
         chances = (table.accepted[:, 0] * table.share[:, None]).sum(axis=0)
         result = []
@@ -142,7 +150,7 @@ class Deployment:
             jump_chance=self._jump_chance,
             policy=engine.scheduling_policy,
             num_cpu_blocks=self._num_cpu_blocks,
-            swap_block_time=self.memory.block_bytes / self.hardware.pcie_bandwidth if self._num_cpu_blocks else 0.0,
+            swap_block_time=self._host_block_time if self._num_cpu_blocks else 0.0,
             num_sequences=self.num_sequences,
             beam_turnover=self.beam_turnover,
             copy_block_time=self._copy_block_time if self.num_sequences > 1 else 0.0,
@@ -184,7 +192,7 @@ class Deployment:
         return {
             "tier_blocks": [min(int(each / (size * gpus)), MAX_TIER_BLOCKS) for each in room],
             "tier_latency": [engine.kv_offloading_latency, engine.kv_offloading_disk_latency],
-            "tier_block_time": [size / self.hardware.pcie_bandwidth, disk],
+            "tier_block_time": [self._host_block_time, disk],
         }
 
     @property

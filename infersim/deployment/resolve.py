@@ -128,8 +128,8 @@ def _beside_drafter(
         )
     weights, kv = own_bytes(speculation, placement)
     memory = with_drafter(memory, weights, kv)
-    if speculation.drafter:
-        memory = _as_drafter_holds(memory, drafter_placement(speculation, placement), engine)
+    if speculation.drafter and (own := drafter_placement(speculation, placement)):
+        memory = _as_drafter_holds(memory, own, engine)
     return memory, _shortened(engine, memory, "the drafter")
 
 

@@ -31,9 +31,11 @@ def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
         add(name, value, row.provenance, errors, row.source)
 
     for operator in CLASSES:
-        for dtype in [each for each in DTYPES if each in hardware.flops] if operator in MATRIX_CLASSES else ["bf16"]:
-            name = f"{operator}.{dtype}" if operator in MATRIX_CLASSES else operator
-            add_efficiency(name, efficiency(hardware, operator, dtype))
+        for each in DTYPES:
+            if each not in hardware.flops if operator in MATRIX_CLASSES else each != "bf16":
+                continue
+            name = f"{operator}.{each}" if operator in MATRIX_CLASSES else operator
+            add_efficiency(name, efficiency(hardware, operator, each))
     shown = {row["what"] for row in rows} | {f"{operator}.bf16" for operator in CLASSES}
     for name, row in hardware.efficiency.items():
         if name not in shown:
