@@ -1,6 +1,7 @@
 """FlashAttention 1, 2, 3: Dao et al. 2022 (arXiv 2205.14135), Dao 2023 (2307.08691), Shah et al. 2024 (2407.08608)."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -141,7 +142,7 @@ def _generations() -> float:
 
 
 def claims() -> tuple[Claim, ...]:
-    rates = {"rates of kernels by length": ("fa.tflops.tables",)}
+    rates: dict[str, Any] = {"rates of kernels by length": ("fa.tflops.tables",)}
     return (
         claim("fa1.io.std", ARITHMETIC, _standard_order, "1 to 4 times N d + N^2 over N, d and M"),
         claim("fa1.io.flash", ARITHMETIC, _flash_order, "3 to 20 times N^2 d^2 / M over N, d and M"),

@@ -2,6 +2,7 @@
 give the speed: verification of the drafts, and drafting."""
 
 from functools import partial
+from typing import Any
 
 from .claims import ARITHMETIC, SIMULATED, Claim, claim, expected
 from .rejection import tokens_per_step_by_position
@@ -54,7 +55,7 @@ MEDUSA_TABLE = (("Vicuna-7B", 3.47), ("Mistral-7B", 3.14), ("Vicuna-13B", 3.51),
 BATCHES = (2, 4, 8, 16, 24, 32, 48, 56, 64)
 CHAINS = {"eagle": (0.66, 0.55, 0.50), "eagle3": (0.80, 0.80, 0.80)}  # assumed: the paper's figures of n-alpha
 # s that its speculative worker makes the device wait, per step and per draft or token that a sequence verifies
-WAITS = {"worker_step_time": 2.2e-3, "worker_sequence_time": 0.13e-3 / 4}
+WAITS: dict[str, Any] = {"worker_step_time": 2.2e-3, "worker_sequence_time": 0.13e-3 / 4}
 
 
 def by_batch(method: str) -> tuple[float, ...]:
@@ -64,7 +65,10 @@ def by_batch(method: str) -> tuple[float, ...]:
 
 
 # --- Spec-Bench: eager PyTorch, so that a method costs a fixed time per step, whatever the model ---------------------
-EAGER = {"enforce_eager": True, "eager_launch_time": 60e-6}  # s per kernel: assumed, a 7B model at some 22 ms per token
+EAGER: dict[str, Any] = {
+    "enforce_eager": True,
+    "eager_launch_time": 60e-6,
+}  # s per kernel: assumed, a 7B model at some 22 ms per token
 SPEC_BENCH = {  # method -> speed on Vicuna-7B, mean accepted tokens by model
     "EAGLE2": (2.36, {"v7b": 4.34, "v13b": 4.43, "v33b": 4.05}),
     "EAGLE": (2.10, {"v7b": 3.58, "v13b": 3.64, "v33b": 3.39}),
@@ -117,8 +121,8 @@ def _deepseek() -> float:
 
 
 def claims() -> tuple[Claim, ...]:
-    branch = {"second branches of a tree": ("eagle1.tau.vicuna7b",)}
-    worker = {"time of SGLang's speculative worker": ("eagle3.sglang.eagle1",)}
+    branch: dict[str, Any] = {"second branches of a tree": ("eagle1.tau.vicuna7b",)}
+    worker: dict[str, Any] = {"time of SGLang's speculative worker": ("eagle3.sglang.eagle1",)}
     load = "batch 2 to 64, chains of 3; assumed: acceptance by position, context 600"
     return (
         claim("eagle1.tau", ARITHMETIC, lambda: _tree_tokens(LLAMA_70B, _second_choice()),

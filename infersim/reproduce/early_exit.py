@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from .claims import ARITHMETIC, SIMULATED, Claim, claim, share_holding
 from .simulation import decoding
 
-ALONE = {"model": "Llama-2-13B", "hardware": "a100-sxm-80gb"}
+ALONE: dict[str, Any] = {"model": "Llama-2-13B", "hardware": "a100-sxm-80gb"}
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:

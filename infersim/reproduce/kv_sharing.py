@@ -17,7 +17,7 @@ from .kwon import ASSUMED, LENGTHS, LENGTHS_FITTED, LONGEST, requests_of, served
 
 NUM_PROMPTS = {"alpaca": 10_000, "sharegpt": 1000}
 TURNOVER = 0.1  # chance that a beam's successor comes of a beam drawn evenly
-TURNOVER_FITTED = {"chance that beams turn over, 0.1": ("vllm.fig15.beam4",)}
+TURNOVER_FITTED: dict[str, Any] = {"chance that beams turn over, 0.1": ("vllm.fig15.beam4",)}
 WIDTHS = (2, 4, 6)
 BEAM_POINTS = 8
 

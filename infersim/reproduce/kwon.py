@@ -7,6 +7,7 @@ artifact evaluation, github.com/sosp-ae-39/sosp-ae-astra.
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ SERVERS = {  # table 1: model, device, how many, GiB of KV cache (printed as GB)
 # more in all is left out (artifact, trace.py).
 # ShareGPT: what is most even. Alpaca: log-normal, since its outputs vary more than that. How much lengths vary was
 # fitted: rows that it was fitted on are no evidence.
-LENGTHS = {
+LENGTHS: dict[str, Any] = {
     "sharegpt": {
         "input_tokens": most_even(161.31, LONGEST - 1),
         "output_tokens": most_even(337.99, LONGEST - 1, 0.84),
@@ -42,7 +43,7 @@ LENGTHS = {
         "output_tokens": {"lognormal": {"mean": 58.45, "sigma": math.sqrt(math.log(1 + 1.05**2))}},
     },
 }
-LENGTHS_FITTED = {
+LENGTHS_FITTED: dict[str, Any] = {
     "sharegpt": {
         "variation of ShareGPT's outputs, 0.84": (
             "vllm.fig2.orca_max", "vllm.fig2.orca_pow2", "vllm.fig2.orca_oracle", "vllm.fig13a.orca_max",
@@ -63,10 +64,10 @@ SATURATED = 4.0  # requests a second of figure 2, on ShareGPT (artifact, experim
 # after another (cacheflow/models/sample.py): as much as makes the step of `vllm.derived.step`, 45 ms with 30.42
 # conversations at once (mean of eight traces). Orca was rebuilt by the authors on the same, with the same limits.
 HOST_REQUEST = 0.24e-3
-HOST = {"time per request of a step, 0.24 ms": ("vllm.fig13a.vllm", "vllm.derived.step")}
-LIMITS = {"max_num_seqs": 2048, "max_num_batched_tokens": 2560}  # artifact, cacheflow/master/server.py
-PYTHON = {"preset": "orca", "enforce_eager": True, **LIMITS}
-SYSTEMS = {
+HOST: dict[str, Any] = {"time per request of a step, 0.24 ms": ("vllm.fig13a.vllm", "vllm.derived.step")}
+LIMITS: dict[str, Any] = {"max_num_seqs": 2048, "max_num_batched_tokens": 2560}  # artifact, cacheflow/master/server.py
+PYTHON: dict[str, Any] = {"preset": "orca", "enforce_eager": True, **LIMITS}
+SYSTEMS: dict[str, Any] = {
     "vllm": {**PYTHON, "allocator": "paged", "reserve": "whole-prompt", "watermark": 0.01},
     "orca_oracle": {**PYTHON, "reserve": "output-length"},
     "orca_pow2": {**PYTHON, "reserve": "power-of-two"},

@@ -13,8 +13,8 @@ from .kwon import served
 from .simulation import seconds, simulated, tpot
 
 MODELS, DEVICES = ("Llama-3.1-8B", "Llama-2-13B", "Qwen3-32B"), ("h100-sxm", "a100-sxm-80gb", "h200-sxm")
-ALONE = {"num_requests": 1, "input_tokens": 512, "output_tokens": 128}
-OFTEN = {"num_requests": 32, "input_tokens": 512, "output_tokens": 128}
+ALONE: dict[str, Any] = {"num_requests": 1, "input_tokens": 512, "output_tokens": 128}
+OFTEN: dict[str, Any] = {"num_requests": 32, "input_tokens": 512, "output_tokens": 128}
 
 
 def _law() -> float:

@@ -8,8 +8,8 @@ from infersim.engine.compiled.state import RESOURCES
 from infersim.metrics.result import Result
 from infersim.run import run
 
-CHAT = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}
-PROMPT = {"num_requests": 1, "output_tokens": 1}
+CHAT: dict[str, Any] = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}
+PROMPT: dict[str, Any] = {"num_requests": 1, "output_tokens": 1}
 
 
 def simulated(workload: dict[str, Any], *, save_detailed: bool = False, **keys: Any) -> Result:

@@ -20,7 +20,7 @@ from .kwon import requests_of
 from .simulation import CHAT, simulated, token_time, tpot, ttft
 from .speculation import drafts
 
-LENGTHS = {"input_tokens": 512, "output_tokens": 129}
+LENGTHS: dict[str, Any] = {"input_tokens": 512, "output_tokens": 129}
 
 
 def _setting(**keys: Any) -> Scenario:
