@@ -36,6 +36,7 @@ fuzz: $(VENV)/.installed-test  # new random examples for the property tests, whi
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # The calibrated hardware profiles, from a folder of measured kernels: make profiles DATA=../shared/data/kernels
 AICONFIGURATOR := ai-dynamo/aiconfigurator, Apache-2.0, (c) NVIDIA, modified

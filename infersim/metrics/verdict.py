@@ -122,7 +122,7 @@ def _wait_for_room(result: Result, order: np.ndarray) -> tuple[np.ndarray, np.nd
         return None
     came = columns["prefilled_s"][order]
     went = came + columns["wait_for_room_ms"][order] / 1e3
-    return tuple(np.where(np.isnan(times), np.inf, times) for times in (came, went))
+    return np.where(np.isnan(came), np.inf, came), np.where(np.isnan(went), np.inf, went)
 
 
 def judge_flow(flow: Flow) -> Verdict:

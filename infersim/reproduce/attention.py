@@ -29,7 +29,7 @@ SRAM = 192 * 1024 / 2  # elements; the size used is not stated, an A100 multipro
 FLASH1_CAUSAL = 70e12  # FLOP/s, FlashAttention-2 README, A100, causal, head dimension 64, 1024 tokens
 
 
-def total_gigabytes(kernel: str) -> float:
+def total_gigabytes(kernel: Any) -> float:
     elements = forward_elements(kernel, N, D, SRAM) + backward_elements(kernel, N, D, SRAM)
     if kernel == "standard":
         elements += unfused_passes(mask=True, dropout=True) * N * N

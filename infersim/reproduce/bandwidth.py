@@ -6,6 +6,7 @@ every efficiency 1, no overheads.
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from infersim.config.hardware import load_hardware
 from infersim.config.precision import Precision
@@ -122,7 +123,7 @@ def _communication() -> float:
 
 def claims() -> tuple[Claim, ...]:
     ends = ", ".join(f"{crossover_rows(kernel, load_hardware('a10'))} ({name})" for name, kernel in KERNELS.items())
-    closed = {
+    closed: dict[str, Any] = {
         "bw.weights": (_weight_bytes, "70e9 parameters of 2 bytes"),
         "bw.step": (step, "all weights once, at peak"),
         "bw.tps": (lambda: 1 / step(), "one sequence"),

@@ -126,12 +126,12 @@ def check(claims: Iterable[Claim]) -> dict[str, Any]:
         if got is None:
             row["expected"] = None
         results.append(row | {"got": got, "verdict": found, "ok": {OK: True, FAILED: False}.get(found)})
-    found = [(row["evidence"], row["verdict"]) for row in results]
-    verdicts = [verdict for _, verdict in found]
+    pairs = [(row["evidence"], row["verdict"]) for row in results]
+    verdicts = [verdict for _, verdict in pairs]
     outcome = {
         "results": results,
         **{name.replace(" ", "_"): verdicts.count(name) for name in (OK, FAILED, FITTED, NOT_APPLICABLE)},
-        "evidence": {kind: {name: found.count((kind, name)) for name in (OK, FAILED)} for kind in EVIDENCE},
+        "evidence": {kind: {name: pairs.count((kind, name)) for name in (OK, FAILED)} for kind in EVIDENCE},
     }
     return {"tally": _tally(outcome), **outcome}
 

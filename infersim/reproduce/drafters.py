@@ -61,7 +61,7 @@ WAITS: dict[str, Any] = {"worker_step_time": 2.2e-3, "worker_sequence_time": 0.1
 def by_batch(method: str) -> tuple[float, ...]:
     """Throughput with speculation over that without, by batch; the plain engine hides its host time."""
     speculation = {"method": method, "num_speculative_tokens": 3, "acceptance": {"conditional": list(CHAINS[method])}}
-    return tuple(speed_up(*CHAT.values(), speculation, batch, **WAITS) for batch in BATCHES)
+    return tuple(speed_up(CHAT["model"], CHAT["hardware"], speculation, batch, **WAITS) for batch in BATCHES)
 
 
 # --- Spec-Bench: eager PyTorch, so that a method costs a fixed time per step, whatever the model ---------------------
@@ -100,7 +100,7 @@ def _spec_bench(name: str) -> tuple[float, ...]:
 def _spec_bench_claim(name: str) -> Claim:
     methods = ", ".join(method for method, (_, tokens) in SPEC_BENCH.items() if name in tokens)
     note = f"{methods}; input: accepted tokens; assumed: 60 us per kernel of an eager step"
-    fitted = {"time of each method per step": ("specbench.a100.v7b",)}
+    fitted: dict[str, Any] = {"time of each method per step": ("specbench.a100.v7b",)}
     return claim(f"specbench.a100.{name}", SIMULATED, partial(_spec_bench, name), note, **fitted)
 
 

@@ -43,7 +43,7 @@ def _more_leave_at_a_higher_threshold() -> float:
 
 def _token_time(share: float | None, layer: int = 20) -> float:
     """Seconds per token of one sequence, of whose tokens this share leaves after so many of 40 layers."""
-    exits = {} if share is None else {"early_exit": {"exit_layers": [layer], "shares": [share]}}
+    exits: dict[str, Any] = {} if share is None else {"early_exit": {"exit_layers": [layer], "shares": [share]}}
     return decoding(tokens=2000, context=1100, **ALONE, **exits)[0]
 
 

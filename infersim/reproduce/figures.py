@@ -1,5 +1,6 @@
 """What the figures of the reproduction report show, as numbers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from .kwon import ASSUMED, latency
 from .simulation import CHAT, speed_up
 from .speculation import drafts
 
-Series = dict[str, list[tuple[float, float]]]
+Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _over_k() -> Figure:
 
 
 def _gain(k: int, batch: int, context: int) -> float:
-    return speed_up(*CHAT.values(), drafts("eagle3", k, 0.7), batch, context)
+    return speed_up(CHAT["model"], CHAT["hardware"], drafts("eagle3", k, 0.7), batch, context)
 
 
 def _over_batch() -> Figure:
@@ -157,7 +158,9 @@ def _int4() -> Figure:
 
 def _attention_traffic() -> Figure:
     sizes = [2**i * 1024 for i in range(4, 10)]
-    lines = {k: [(s / 1024, forward_elements(k, 8192, 128, s / 2) * 2 / 1e9) for s in sizes] for k in KERNELS[:3]}
+    lines: Series = {
+        k: [(s / 1024, forward_elements(k, 8192, 128, s / 2) * 2 / 1e9) for s in sizes] for k in KERNELS[:3]
+    }
     return Figure(
         "attention-traffic-over-sram",
         "Attention traffic over on-chip memory",

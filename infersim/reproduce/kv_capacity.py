@@ -20,9 +20,15 @@ FIGURE_13 = (  # data, requests a second, systems
 )
 
 
+def _shares(result: Result) -> dict[str, float]:
+    shares = kv_shares(result)
+    assert shares is not None  # pages of full attention
+    return shares
+
+
 def memory(system: str) -> tuple[float, ...]:
     """Percent of KV memory that holds tokens, is reserved, wasted inside reservations, and all other: figure 2."""
-    shares = kv_shares(served(system))
+    shares = _shares(served(system))
     rest = shares["external"] + shares["free"]
     return tuple(100 * part for part in (shares["token"], shares["reserved"], shares["internal"], rest))
 
@@ -30,7 +36,7 @@ def memory(system: str) -> tuple[float, ...]:
 def held(system: str) -> float:
     """Tokens per sequence as the anchors are derived: figure 2's share of the slots, with more waiting than fits, over
     the sequences of figure 13a, at 2 requests a second, which vLLM still serves."""
-    return kv_shares(served(system))["token"] * slots("13b") / running(served(system, rate=2.0))
+    return _shares(served(system))["token"] * slots("13b") / running(served(system, rate=2.0))
 
 
 def _step(data: str, rate: float) -> float:
@@ -54,7 +60,7 @@ def _alone(prompt: int, outputs: int, **engine: Any) -> Result:
 
 def _contiguous_waste() -> float:
     """Slots of a reservation of 2,000 that are never filled."""
-    shares = kv_shares(_alone(25, 25, preset="orca", reserve="max-model-len", max_model_len=2000))
+    shares = _shares(_alone(25, 25, preset="orca", reserve="max-model-len", max_model_len=2000))
     return 50 * shares["internal"] / (shares["token"] + shares["reserved"])
 
 
@@ -88,6 +94,10 @@ def _outweighs() -> float:
     return share_holding(cases)
 
 
+def _running(system: str, data: str, rate: float) -> float:
+    return running(served(system, data, rate))
+
+
 def claims() -> tuple[Claim, ...]:
     lengths, host = LENGTHS_FITTED["sharegpt"], HOST
     rows = [
@@ -99,13 +109,13 @@ def claims() -> tuple[Claim, ...]:
                 f"OPT-13B, {SATURATED:.0f} requests a second; {ASSUMED['sharegpt']}", **lengths)
           for system in ("orca_max", "orca_pow2", "orca_oracle")),
         claim("vllm.fig2.orca_max.external", SIMULATED, lambda: memory("orca_max")[3], "7 reservations of 2,048 slots"),
-        claim("vllm.fig2.vllm", SIMULATED, lambda: 100 * kv_shares(served("vllm"))["token"],
+        claim("vllm.fig2.vllm", SIMULATED, lambda: 100 * _shares(served("vllm"))["token"],
               "more waiting than fit", **lengths),
     ]  # fmt: skip
     for part, data, rate, systems in FIGURE_13:
         rows += [
             claim(f"vllm.fig13{part}.{system}", SIMULATED,
-                  lambda system=system, data=data, rate=rate: running(served(system, data, rate)),
+                  partial(_running, system, data, rate),
                   f"OPT-13B, {data}, {rate:.0f} requests a second; {ASSUMED[data]}", **LENGTHS_FITTED[data], **host)
             for system in systems
         ]  # fmt: skip

@@ -22,6 +22,7 @@ def swap_time(block_size: int) -> float:
     """Seconds to host memory and back over PCIe."""
     name, gpu, _, _ = SERVERS["13b"]
     model, hardware = load_model(name), load_hardware(gpu)
+    assert hardware.pcie_bandwidth is not None
     transfers = TOKENS // block_size * model.num_layers * 2
     moved = TOKENS * model.kv_bytes_per_token(2)
     return 2 * (moved / hardware.pcie_bandwidth + transfers * TRANSFER)

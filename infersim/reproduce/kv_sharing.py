@@ -77,7 +77,9 @@ def saved_by_samples(data: str, n: int) -> float:
 def _blog() -> float:
     """Older systems waste 60 to 80 % of the KV memory, vLLM less than 4; sharing saves 55 % at most."""
     wasted = [100 - memory(system)[0] for system in ("orca_max", "orca_pow2", "orca_oracle")]
-    paged = 100 * (1 - kv_shares(served("vllm"))["token"])
+    shares = kv_shares(served("vllm"))
+    assert shares is not None
+    paged = 100 * (1 - shares["token"])
     saved = saved_by_beams("alpaca", 6)
     return share_holding([*(57 <= percent <= 84 for percent in wasted), paged < 4, abs(saved - 55) <= BEAM_POINTS])
 

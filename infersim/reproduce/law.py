@@ -3,7 +3,7 @@
 from typing import Any
 
 from infersim.config.hardware import load_hardware
-from infersim.explain.techniques import FEWER_BYTES, FEWER_STEPS, technique_of
+from infersim.explain.techniques import FEWER_BYTES, FEWER_STEPS, Technique, technique_of
 from infersim.metrics.result import Result
 from infersim.models.catalog import load_model
 
@@ -57,12 +57,18 @@ def _drafts(method: str, alpha: float) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": 4, "acceptance": {"rate": alpha}}
 
 
+def _technique(setting: str) -> Technique:
+    found = technique_of(setting)
+    assert found is not None
+    return found
+
+
 def _taxonomy() -> float:
     """Each technique simulated beside the same without: it lowers what the product says that it lowers."""
     long = {"num_requests": 1, "input_tokens": 32_000, "output_tokens": 1024}
     again = {**OFTEN, "output_tokens": 1, "max_concurrency": 1, "prefixes": {"count": 1, "tokens": 256}}
     exits = {"exit_layers": [16], "shares": [0.5]}
-    pairs = (  # setting, load, without, with
+    pairs: Any = (  # setting, load, without, with
         ("precision.weights", ALONE, {}, {"precision": {"weights": "int4"}}),
         ("precision.kv_cache", long, {}, {"precision": {"kv_cache": "fp8"}}),
         ("parallelism.tensor", ALONE, {}, {"parallelism": {"tensor": 8}}),
@@ -78,13 +84,15 @@ def _taxonomy() -> float:
         ("speculation", ALONE, {}, {"speculation": _drafts("medusa", 0.6)}),
         ("speculation", ALONE, {}, {"speculation": _drafts("eagle", 0.75)}),
     )
-    runs = [(key, *(simulated(load, **keys) for keys in both)) for key, load, *both in pairs]
+    runs: list[tuple[str, Any, Any]] = [
+        (key, *(simulated(load, **keys) for keys in both)) for key, load, *both in pairs
+    ]
     runs.append(("engine.reserve", served("orca_max"), served("vllm")))
     cases = [step(context=8192) < step(without_grouping(), context=8192)]  # grouped-query attention
     for setting, before, after in runs:
         fewer = {FEWER_STEPS: _steps(after) < 0.7 * _steps(before)}
         fewer[FEWER_BYTES] = _time(after) < 0.97 * _time(before)
-        cases.append(fewer[technique_of(setting).side])
+        cases.append(fewer[_technique(setting).side])
     return share_holding(cases)
 
 
@@ -93,7 +101,8 @@ def _labels() -> float:
     exact = ("engine.attention", "engine.block_size", "speculation", "engine.enable_prefix_caching",
              "parallelism.tensor")  # fmt: skip
     approximate = ("precision.weights", "precision.kv_cache", "early_exit")
-    return share_holding([*(technique_of(s).exact for s in exact), *(not technique_of(s).exact for s in approximate)])
+    labels = [bool(_technique(s).exact) for s in exact] + [not _technique(s).exact for s in approximate]
+    return share_holding(labels)
 
 
 def _throughput_and_latency() -> float:

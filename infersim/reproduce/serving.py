@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from infersim.config.hardware import load_hardware
 from infersim.cost.weight_only import KERNELS, gain
@@ -74,13 +75,18 @@ def _chunk_overhead() -> float:
 def _falcon() -> tuple[float, float]:
     """ms of the longest prompt that the model takes and of a decode step of 32 after 1,500 tokens, one stage of four
     GPUs after the other."""
-    deployment = {"model": "Falcon-180B", "hardware": "a100-sxm-80gb", "parallelism": {"tensor": 4, "pipeline": 2}}
+    deployment: dict[str, Any] = {
+        "model": "Falcon-180B",
+        "hardware": "a100-sxm-80gb",
+        "parallelism": {"tensor": 4, "pipeline": 2},
+    }
     return prompt_time(2047, **deployment) * 1e3, decoding(32, 1500, **deployment)[0] * 1e3
 
 
 def claims() -> tuple[Claim, ...]:
     a10, ideal = load_hardware("a10"), replace(KERNELS["marlin"], flops=1.0)
     quantised = "one sequence, LM head in 16 bits"
+    share: dict[str, Any] = {"share of KV": ("the two other rows of the table",)}
     return (
         *(claim(f"ridge.{name}", CLOSED_FORM, partial(ridge, profile), f"profile {profile}")
           for name, profile in RIDGES.items()),
@@ -102,7 +108,7 @@ def claims() -> tuple[Claim, ...]:
               "Llama-3.1-8B on an H100, one sequence; the intercept is not counted",
               why="FP8 keys are read at another share of the bandwidth in the kernel tables that price them"),
         claim("gqa.tab1", ARITHMETIC, _gqa, "the share of KV such that MHA over one KV head takes 1.51 s over 0.24 s",
-              **{"share of KV": ("the two other rows of the table",)}),
+              **share),
         claim("sarathi.chunk_ovh", SIMULATED, _chunk_overhead,
               "printed as the most; Mistral-7B on one A100, Yi-34B on two, prompts of 2,048 and 4,095"),
         claim("sarathi.falcon", SIMULATED, _falcon, "8 A100 as two stages of four; lengths are not printed: assumed",

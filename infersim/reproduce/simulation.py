@@ -64,6 +64,6 @@ def speed_up(
     **engine: Any,
 ) -> float:
     """Tokens per second with speculation over those without; engine: knobs of the side with speculation."""
-    deployment = {"model": model, "hardware": hardware, "parallelism": {"tensor": tensor}}
+    deployment: dict[str, Any] = {"model": model, "hardware": hardware, "parallelism": {"tensor": tensor}}
     drafted, _ = decoding(batch, context, speculation=speculation, engine=engine, **deployment)
     return token_time(model, hardware, batch, context, tensor=tensor) / drafted

@@ -116,7 +116,7 @@ def verification(batch: int, k: int) -> float:
 
 def _traffic_dependent() -> float:
     """Four drafts of EAGLE or of a 1B model for an 8B: gain on predictable text, loss where drafts rarely match."""
-    gains = [speed_up(*CHAT.values(), drafts(method, 4, alpha)) for alpha in (0.9, 0.1) for method in
+    gains = [speed_up(CHAT["model"], CHAT["hardware"], drafts(method, 4, alpha)) for alpha in (0.9, 0.1) for method in
              ("eagle", "draft_model")]  # fmt: skip
     return share_holding([gains[0] > 2, gains[1] > 1.5, gains[2] < 1, gains[3] < 1])
 
@@ -143,7 +143,7 @@ def _gains_do_not_multiply() -> float:
 
 def _only_through_a_or_cost() -> float:
     """EAGLE against a draft model of the same acceptance: cheaper and quicker; with more accepted, quicker again."""
-    speeds = [speed_up(*CHAT.values(), drafts(*each)) for each in
+    speeds = [speed_up(CHAT["model"], CHAT["hardware"], drafts(*each)) for each in
               (("draft_model", 4, 0.6), ("eagle", 4, 0.6), ("eagle", 4, 0.8))]  # fmt: skip
     grid = [(a, c) for a in np.linspace(0.2, 0.9, 8) for c in np.linspace(0.01, 0.3, 8)]
     cases = [speedup(a + 0.05, 4, c) > speedup(a, 4, c) > speedup(a, 4, c + 0.05) for a, c in grid]

@@ -23,6 +23,11 @@ from .speculation import drafts
 LENGTHS: dict[str, Any] = {"input_tokens": 512, "output_tokens": 129}
 
 
+def _p99_gap(result: Result) -> float:
+    assert result.itl_gaps is not None
+    return float(np.percentile(result.itl_gaps, 99))
+
+
 def _setting(**keys: Any) -> Scenario:
     return build_scenario(CHAT | keys, "reproduce")
 
@@ -123,7 +128,7 @@ def _dynamo() -> float:
     together = simulated(long, cluster={"replicas": 2}, save_detailed=True)
     link = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}, "transfer": {"bandwidth": 50e9}}
     apart = simulated(long, cluster=link, save_detailed=True)
-    worst = [np.percentile(result.itl_gaps, 99) for result in (together, apart)]
+    worst = [_p99_gap(result) for result in (together, apart)]
     near, far = (
         simulated(
             {"num_requests": 4, "max_concurrency": 1, **LENGTHS},
@@ -183,7 +188,7 @@ def _capacity(preset: str) -> float:
         deployment = {"model": "Mistral-7B", "hardware": "a100-sxm-80gb", "engine": engine}
         result = simulated(load, **deployment, save_detailed=True)
         delay = np.median(result.requests["scheduled"] - result.requests["sent"])
-        return bool(np.percentile(result.itl_gaps, 99) <= limit and delay <= DELAY)
+        return bool(_p99_gap(result) <= limit and delay <= DELAY)
 
     return highest(holds)
 
