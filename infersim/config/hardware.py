@@ -122,7 +122,7 @@ def _read(values: str) -> tuple[int, str | None]:
 
 
 class OperatorEfficiency(Description):
-    """How near one class of operator comes to the datasheet: t = fixed + smooth_max(t_mem, t_flop).
+    """How close one class of operators comes to the datasheet: t = fixed + smooth_max(t_mem, t_flop).
 
     t_mem = bytes / (bandwidth * memory bandwidth), t_flop = FLOPs / (flops * peak), and
     smooth_max(a, b) = (a + b + sqrt((a - b)^2 + 4 softness a b)) / 2.

@@ -1,4 +1,4 @@
-"""How near a device comes to its datasheet, by class of operator.
+"""How close a device comes to its datasheet, by class of operator.
 
 The profile's own `efficiency` comes first (class.dtype, then class). Then a published figure of this very device
 (hardware_profiles/published); then what the nearest device has of its `efficiencies_of` and its generation's: that is

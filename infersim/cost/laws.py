@@ -2,7 +2,7 @@
 
     t = (fixed + serial + smooth_max(memory, compute)) x correction
 
-A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, softness, and `terms` (spec/hardware.TERMS). Its
+A law's numbers are an OperatorEfficiency's: bandwidth, flops, fixed, softness, and `terms` (config/hardware.TERMS). Its
 arguments are numbers or arrays that broadcast. `infersim calibrate kernels` fits them; cost/roofline.py prices with
 them.
 """

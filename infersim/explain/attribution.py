@@ -1,4 +1,4 @@
-"""A difference between two runs, divided among the terms of T = N_steps * T_step without a rest.
+"""A difference between two runs, attributed to the terms of T = N_steps * T_step, which add up to it.
 
 A time is a sum of terms, and each term a product of factors (steps, bytes per step, seconds per byte). A sum's
 difference is the sum of its terms' differences. A product's is divided by logarithmic means (the additive LMDI-I of
@@ -137,7 +137,7 @@ def latency_terms(result: Result) -> Terms:
         terms[f"{name}.decode"] = steps | _step_factors(name, seconds[name], moved, result)
         terms[f"{name}.interference"] = {
             "prompts met while decoding": interference * len(done) / result.num_steps,
-            "seconds that one adds": excess[name] * result.num_steps / len(done),
+            "seconds that each prompt adds": excess[name] * result.num_steps / len(done),
         }
         terms[f"{name}.prefill"] = {"seconds": prefill * prompt_step[name] / math.fsum(prompt_step.values())}
     return terms
