@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .cost.steptime import provenance
 from .deployment import Deployment, deployments_of, served_name
 from .engine.fleet import Fleet, ReplicaSpec
 from .metrics.replicas import Replicas
-from .metrics.result import Result
+from .metrics.result import Ran, Result
 from .metrics.warmup import check_warmup, warmup_time
 from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
@@ -167,7 +167,7 @@ def _simulate(
     served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress)
     if grouped:
         served = _each_sample(served, fleet, requests.output_tokens, max_tokens)
-    return _result(scenario, kinds, fleet, served, requests, seed)
+    return _result(scenario, kinds, [spec for spec, _ in sites], fleet, served, requests, seed)
 
 
 def _each_sample(served: Served, fleet: Fleet, output_tokens: np.ndarray, max_tokens: np.ndarray) -> Served:
@@ -212,6 +212,7 @@ def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.nd
 def _result(
     scenario: Scenario,
     kinds: list[tuple[Deployment, Kind | EncodePool]],
+    specs: list[ReplicaSpec],
     fleet: Fleet,
     served: Served,
     requests: Requests,
@@ -227,10 +228,13 @@ def _result(
     computed = max(1, int(np.percentile(own, 50))) if len(own) else prompt
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
     usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * deployment.parallelism.attention_data
+    ran = tuple(
+        Ran(d, specs[where.start], _role(scenario, kind), where, fleet.time_of(where))
+        for (d, kind), where in zip(kinds, (slice(r.start, r.stop) for r in scenario.cluster.ranges), strict=True)
+    )
     return Result(
         scenario=scenario,
-        engine=deployment.engine,
-        memory=deployment.memory,
+        ran=ran,
         seed=seed,
         requests=served.requests,
         request_ids=requests.request_id,
@@ -275,6 +279,15 @@ def _result(
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
         interrupted=served.interrupted,
     )
+
+
+def _role(scenario: Scenario, kind: Kind | EncodePool) -> Literal["serve", "prefill", "decode", "encode"]:
+    cluster = scenario.cluster
+    if kind is cluster.encode:
+        return "encode"
+    if cluster.prefill is None:
+        return "serve"
+    return "prefill" if kind is cluster.prefill else "decode"
 
 
 def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:

@@ -263,6 +263,14 @@ class Fleet:
         """Busy seconds of all replicas by resource: f8[9], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
+    def time_of(self, replicas: slice) -> np.ndarray:
+        """The same of some of the replicas, and in the tables' part of all that share their costs."""
+        starts = np.append(np.unique(self.prices["linear"]), len(self.table))
+        first = np.unique(self.prices["linear"][replicas])
+        rows = np.concatenate([np.arange(a, starts[np.searchsorted(starts, a) + 1]) for a in first.tolist()])
+        own = self.replicas["time_by_resource"][replicas].sum(axis=0)
+        return self.steps_priced[rows] @ self.busy_by_resource[rows] + own
+
     def submit(
         self,
         replica,

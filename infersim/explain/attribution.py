@@ -17,7 +17,7 @@ from infersim.engine.compiled.state import RESOURCES
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 
-from .work import Work
+from .work import KINDS, RunWork
 
 Terms = Mapping[str, Mapping[str, float]]
 """term -> factor -> value; a term is the product of its factors"""
@@ -39,7 +39,6 @@ NAMES = {
 """rows of terms, for people"""
 PHASES = {"waiting": "waiting", "prefill": "prefill", "decode": "decode", "interference": "prefill in the same steps"}
 """what a request was doing, for people; interference: it decoded, in steps that also held prompts"""
-LEAST_EXCESS = 0.02  # of a decode step: below, what prompts add to a step cannot be told from noise
 
 
 def log_mean(x: float, y: float) -> float:
@@ -105,11 +104,11 @@ def latency_terms(result: Result) -> Terms:
     take longer than that, since prompts are in them and batches are not all average; divided by resource as the run's
     mean step exceeds the pure one. prefill: from being scheduled to the first token, divided as a step with a prompt.
     """
-    done, work = result.requests[result.measured], Work(result)
+    done, work = result.requests[result.measured], RunWork(result)
     tokens = float((done["num_output_tokens"] - 1.0).mean())
     decode = float((done["last_token"] - done["first_token"]).mean())
     prefill = float((done["first_token"] - done["scheduled"]).mean())
-    seconds, moved = work.decode_step()
+    seconds, moved = work.decode_step
     per_token = work.visits / work.decodes if work.decodes else 1.0
     alone = tokens * per_token * math.fsum(seconds.values())
     # what waited after preemption had its first token, as far as decoding took longer than it can have
@@ -124,13 +123,7 @@ def latency_terms(result: Result) -> Terms:
         "queue": {"seconds": float((done["scheduled"] - done["sent"]).mean())},
         "preemption": {"seconds": stalled_decode + stalled_prefill},
     }
-    step = math.fsum(seconds.values())
-    mean_step = work.mean_step()
-    excess = {name: mean_step[name] - seconds[name] for name in RESOURCES}
-    if math.fsum(excess.values()) < LEAST_EXCESS * step:
-        excess = seconds if step > 0 else mean_step
-    with_prompt = min(1.0, len(done) / result.num_steps)  # about the share of steps that hold one
-    prompt_step = {name: max(seconds[name] + excess[name] / with_prompt, 0.0) for name in RESOURCES}
+    excess, prompt_step = work.excess, work.prompt_step
     interference = (decode - alone) / math.fsum(excess.values())
     for name in RESOURCES:
         steps = {"output tokens": tokens, "steps per output token": per_token}
@@ -146,7 +139,7 @@ def latency_terms(result: Result) -> Terms:
 def throughput_terms(result: Result) -> Terms:
     """Seconds of the clock per output token (1 / output_throughput) as terms: idle time, and steps per token times the
     time of a step by resource."""
-    work, throughput = Work(result), measure(result)["output_throughput"]
+    work, throughput = RunWork(result), measure(result)["output_throughput"]
     assert throughput is not None  # runs without any are not compared
     steps = result.num_steps
     outputs = throughput * float(result.replicas.available.sum())  # of one replica, in the time that steps fill
@@ -168,7 +161,7 @@ def _step_factors(name: str, seconds: float, moved: Mapping[str, float], result:
         }
     if name not in moved or seconds <= 0 or moved[name] <= 0:
         return {"seconds per step": max(seconds, 0.0)}
-    bandwidth = result.scenario.hardware.memory_bandwidth
+    bandwidth = sum(moved[kind] for kind in KINDS) / moved["seconds_at_bandwidth"]
     amount = {"bytes per step": moved[name]}
     if name == "kv":
         per_token = result.memory.kv_bytes_per_token

@@ -58,21 +58,22 @@ def find_binding(result: Result) -> Binding:
 
 
 def _admission_limit(result: Result) -> tuple[str, str] | None:
-    """The limit that keeps requests waiting, if one is nearly used up."""
-    blocks = result.memory.num_gpu_blocks - 1  # vLLM's null block is not usable
-    seqs = result.engine.max_num_seqs
-    uses = {
-        "max_num_seqs": (
-            result.peak_running / (seqs // result.num_sequences),
-            f"max_num_seqs: all {seqs} places taken",
-        ),
-        "kv_blocks": (
-            result.peak_blocks / blocks,
-            f"KV memory: {result.peak_blocks:,} of {blocks:,} blocks held at the peak",
-        ),
-    }
-    name = max(uses, key=lambda name: uses[name][0])
-    return (name, uses[name][1]) if uses[name][0] >= NEAR_LIMIT else None
+    """The limit that keeps requests waiting, if one is nearly used up in a replica."""
+    rows, usable = result.replicas.rows, result.replicas.usable_blocks
+    found = []
+    for ran in result.ran:
+        ranks = ran.deployment.parallelism.attention_data
+        seqs = ran.deployment.engine.max_num_seqs * ranks
+        running = int(rows["peak_running"][ran.replicas].max())
+        r = ran.replicas.start + int(np.argmax(rows["peak_blocks"][ran.replicas] / usable[ran.replicas]))
+        blocks = int(rows["peak_blocks"][r])
+        text = f"KV memory: {blocks:,} of {usable[r]:,} blocks held at the peak"
+        found += [
+            (running / (seqs // result.num_sequences), "max_num_seqs", f"max_num_seqs: all {seqs} places taken"),
+            (blocks / usable[r], "kv_blocks", text),
+        ]
+    use, name, text = max(found, key=lambda limit: limit[0])
+    return (name, text) if use >= NEAR_LIMIT else None
 
 
 def _amdahl(busy: float, lifted: float) -> float:

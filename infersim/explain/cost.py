@@ -1,12 +1,13 @@
 """What a deployment costs: money as a range from a price range, and energy."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from infersim.config.hardware import Hardware
 from infersim.config.scenario import Scenario
 from infersim.metrics.result import Result
 
-from .work import Work
+from .work import RunWork
 
 MILLION, HOUR = 1e6, 3600
 
@@ -30,8 +31,12 @@ def num_gpus(scenario: Scenario) -> int:
 
 def usd_per_hour(scenario: Scenario) -> list[float] | None:
     """What all accelerators cost, as [low, high]; None if a price is not known."""
-    prices = [(hardware.price, count) for hardware, count in fleet(scenario) if hardware.price]
-    if len(prices) < len(fleet(scenario)):
+    return _hourly(fleet(scenario))
+
+
+def _hourly(gpus: Sequence[tuple[Hardware, float]]) -> list[float] | None:
+    prices = [(hardware.price, count) for hardware, count in gpus if hardware.price]
+    if len(prices) < len(gpus):
         return None
     return [sum(price.low * n for price, n in prices), sum(price.high * n for price, n in prices)]
 
@@ -39,28 +44,38 @@ def usd_per_hour(scenario: Scenario) -> list[float] | None:
 def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     """GPUs, USD per hour and per million tokens as [low, high], and energy; None where price or power is unknown.
 
+    GPUs are those that were there on average: an autoscaler's replicas count while they exist.
+
     Per million tokens: of output alone, of all tokens alike, and apart, by the busy time that is spent on each: prompt
     tokens that were computed, output tokens, and prompt tokens found in the prefix cache, which cost the reading of
     their keys. Energy per output token in J: at the GPUs' power limit while busy, and at it all the time.
     """
-    gpus, prices = fleet(result.scenario), [hardware.price for hardware, _ in fleet(result.scenario)]
+    accelerators = [
+        (hardware, count, float(result.replicas.available[ran.replicas].sum()))
+        for ran in result.ran
+        for hardware, count in ran.deployment.accelerators
+    ]
     output, total = metrics["output_throughput"], metrics["total_token_throughput"]
-    hourly = usd_per_hour(result.scenario)
+    duration = result.end_time
+    there = [(hardware, count * seconds / duration) for hardware, count, seconds in accelerators] if duration else []
+    hourly = _hourly(there)
 
     def per_million(throughput: float | None, share: float = 1.0) -> list[float] | None:
         return [usd * share / HOUR / throughput * MILLION for usd in hourly] if hourly and throughput else None
 
     joules = None
-    if all(hardware.tdp for hardware, _ in gpus) and output:
-        power = sum((hardware.tdp or 0.0) * count for hardware, count in gpus)
+    if there and all(hardware.tdp for hardware, _ in there) and output:
+        power = sum((hardware.tdp or 0.0) * count for hardware, count in there)
         busy = result.busy_time / float(result.replicas.available.sum())
         joules = [power * share / output for share in (min(busy, 1.0), 1.0)]
-    work = Work(result)
+    work = RunWork(result)
     prompts, computed = (total or 0.0) - (output or 0.0), 1 - work.cached_share
-    replicas = result.scenario.cluster.replicas
-    reading = result.memory.kv_bytes_per_token / result.scenario.hardware.memory_bandwidth / replicas
+    decoding = [ran for ran in result.ran if ran.role in ("serve", "decode")]
+    reading = min(
+        ran.deployment.memory.kv_bytes_per_token / ran.deployment.hardware.memory_bandwidth for ran in decoding
+    ) / sum(ran.replicas.stop - ran.replicas.start for ran in decoding)
     return {
-        "gpus": num_gpus(result.scenario),
+        "gpus": sum(count for _, count in there),
         "usd_per_hour": hourly,
         "usd_per_million_output_tokens": per_million(output),
         "usd_per_million_tokens": per_million(total),
@@ -70,5 +85,5 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
             "output": per_million(output, 1 - work.prompt_share),
         },
         "joules_per_output_token": joules,
-        "price_sources": [price.source for price in prices if price],
+        "price_sources": [hardware.price.source for hardware, _ in there if hardware.price],
     }

@@ -1,11 +1,12 @@
 """What one run leaves behind: a record per request, the engine's own sums, and what they rest on."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, REJECTION_REASONS, TIMED_OUT
+from infersim.engine.fleet import ReplicaSpec
 
 from .replicas import Replicas
 
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
     from infersim.config.engine import ResolvedEngine
     from infersim.config.scenario import Scenario
     from infersim.cost.memory import Memory
+    from infersim.deployment import Deployment
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Replicas of one kind in a run: what they were, the prices that their engine had, and what they did."""
+
+    deployment: "Deployment"
+    spec: ReplicaSpec
+    role: Literal["serve", "prefill", "decode", "encode"]
+    replicas: slice
+    """their numbers"""
+    time_by_resource: np.ndarray
+    """f8[len(RESOURCES)]: their busy seconds by what they were spent on"""
 
 
 @dataclass(frozen=True)
@@ -22,8 +37,8 @@ class Result:
     """One replication of one scenario. Times in seconds, sums over all replicas."""
 
     scenario: "Scenario"
-    engine: "ResolvedEngine"
-    memory: "Memory"
+    ran: tuple[Ran, ...]
+    """every kind of replica, in the order of their numbers: what explains a run reads these, and builds no others"""
     seed: int
     """of this replication"""
     requests: np.ndarray
@@ -85,6 +100,16 @@ class Result:
     itl_offsets: np.ndarray | None = None
     """i8[n]: where each request's gaps begin"""
     interrupted: bool = False
+
+    @property
+    def engine(self) -> "ResolvedEngine":
+        """Of the first kind of replicas."""
+        return self.ran[0].deployment.engine
+
+    @property
+    def memory(self) -> "Memory":
+        """Of the first kind of replicas."""
+        return self.ran[0].deployment.memory
 
     @property
     def completed(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from infersim.config.scenario import Scenario, build_scenario
 from infersim.explain.cost import cost_of
 from infersim.explain.roofline import roofline
 from infersim.explain.summary import finite, summarize
-from infersim.explain.work import Work
+from infersim.explain.work import RunWork
 from infersim.metrics.latency import attainment, latency_quantiles
 from infersim.metrics.result import Result
 from infersim.metrics.timeline import timeline
@@ -34,7 +34,7 @@ def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
     return finite({
         "answer": document,
         "cost": cost_of(first, document["metrics"]),
-        "work": Work(first).facts(),
+        "work": RunWork(first).facts(),
         "cdf": cdf,
         "attainment": attainment(first),
         "timeline": {name: None if line is None else line.tolist() for name, line in timeline(first).items()},

@@ -24,7 +24,7 @@ from infersim.explain.change import changed_parts, explain_change
 from infersim.explain.cost import cost_of, num_gpus
 from infersim.explain.summary import finite, summarize
 from infersim.explain.techniques import label
-from infersim.explain.work import Work
+from infersim.explain.work import RunWork
 from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
@@ -96,7 +96,7 @@ def compare_runs(scenarios: Sequence[tuple[str, Scenario]], runs: list[list[Resu
 def _variant(name: str, results: list[Result]) -> dict[str, Any]:
     answer = summarize(results)
     cost = cost_of(results[0], answer["metrics"])
-    return {"name": name, "answer": answer, "work": Work(results[0]).facts(), "cost": cost}
+    return {"name": name, "answer": answer, "work": RunWork(results[0]).facts(), "cost": cost}
 
 
 def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str, Any]:
