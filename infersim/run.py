@@ -246,8 +246,6 @@ def _result(
         num_steps=int(rows["num_steps"].sum()),
         num_scheduled_tokens=int(rows["num_scheduled_tokens"].sum()),
         num_wasted_tokens=int(rows["num_wasted_tokens"].sum()),
-        peak_running=int(rows["peak_running"].max()),
-        peak_blocks=int(rows["peak_blocks"].max()),
         blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
         floors={
             "itl": min(floor_itl(d.placement, context) for d in answering),

@@ -2,16 +2,11 @@
 
 import numpy as np
 
-from infersim.config.engine import resolve
 from infersim.config.scenario import build_scenario
-from infersim.cost.memory import memory_waterfall
-from infersim.cost.placement import Placement
+from infersim.deployment import deployment_of
 from infersim.engine.compiled import state
 from infersim.metrics.replicas import Replicas
-from infersim.metrics.result import Result
-from infersim.models.catalog import load_model
-
-MODEL = load_model("Llama-3.1-8B")
+from infersim.metrics.result import Ran, Result
 
 
 def scenario_of(**keys):
@@ -24,8 +19,20 @@ def histogram_of(gaps) -> np.ndarray:
     return np.bincount(bins, minlength=state.HISTOGRAM_BINS)
 
 
-def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, scenario=None, **fields) -> Result:
-    """A Result of completed requests; `gaps` (a list of arrays) default to equal ones. `fields` replace fields."""
+def result_of(
+    arrival,
+    scheduled,
+    first,
+    last,
+    prompts=1,
+    outputs=1,
+    gaps=None,
+    scenario=None,
+    peaks=(1, 1),
+    **fields,
+) -> Result:
+    """A Result of completed requests; `gaps` (a list of arrays) default to equal ones; `peaks` are those of running
+    requests and of blocks; `fields` replace fields."""
     n = len(arrival)
     requests = np.zeros(n, state.REQUEST)
     for name, value in (("arrival", arrival), ("sent", arrival), ("scheduled", scheduled)):
@@ -38,18 +45,18 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
         generation = requests["last_token"] - requests["first_token"]
         gaps = [np.full(k, time / max(k, 1)) for k, time in zip(counts, generation, strict=True)]
     scenario = scenario or scenario_of()
-    engine = resolve(scenario.engine, scenario.hardware, MODEL.max_position_embeddings)
-    memory = memory_waterfall(Placement(MODEL, scenario.hardware, scenario.precision, scenario.parallelism), engine)
+    deployment = deployment_of(scenario)
+    memory, split = deployment.memory, np.array([4.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    rows = np.zeros(1, state.REPLICA)
+    rows["peak_running"], rows["peak_blocks"] = peaks
     sojourn = float((requests["last_token"] - requests["sent"]).sum())
     values = {
         "scenario": scenario,
-        "engine": engine,
-        "memory": memory,
         "seed": 0,
         "requests": requests,
         "request_ids": np.arange(n),
         "itl_histogram": histogram_of(np.concatenate(gaps)),
-        "time_by_resource": np.array([4.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0]),
+        "time_by_resource": split,
         "busy_time": 8.0,
         "end_time": float(np.max(last)),
         "outstanding_time": sojourn,
@@ -59,8 +66,6 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
         "num_steps": 10,
         "num_scheduled_tokens": int((requests["prompt_tokens"] + counts).sum()),
         "num_wasted_tokens": 0,
-        "peak_running": 1,
-        "peak_blocks": 1,
         "blocks_held": 0,
         "floors": {"itl": 0.004, "ttft": 0.01},
         "route": {"policy": None},
@@ -68,7 +73,7 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
             names=("h100-sxm",),
             gpus=np.ones(1, "i8"),
             usd_per_hour=np.array([[2.0, 3.0]]),
-            rows=np.zeros(1, state.REPLICA),
+            rows=rows,
             usable_blocks=np.array([memory.num_gpu_blocks - 1]),
             available=np.array([float(np.max(last))]),
             visits=requests,
@@ -76,7 +81,13 @@ def result_of(arrival, scheduled, first, last, prompts=1, outputs=1, gaps=None, 
         ),
         "provenance": [{"operator": "gemm", "provenance": "published", "source": "a paper"}],
     }
-    return Result(**{**values, **fields})
+    values |= fields
+    for name in ("num_steps", "busy_time", "num_scheduled_tokens"):
+        rows[name] = values[name]
+    if "ran" not in fields:
+        ran = Ran(deployment, deployment.replica(), "serve", slice(0, 1), values["time_by_resource"])
+        values["ran"] = (ran,)
+    return Result(**values)
 
 
 def single_server(arrival, service) -> np.ndarray:

@@ -36,14 +36,14 @@ def test_the_resource_that_takes_most_time_binds_and_amdahl_bounds_the_gain():
 
 def test_a_limit_of_admission_binds_if_requests_wait_and_a_larger_batch_would_gain_more():
     waiting = {"waiting_time": 50.0, "running_time": 50.0}
-    few_places = run([6, 2, 0, 2, 0, 0, 0, 0], peak_running=1024, **waiting)
+    few_places = run([6, 2, 0, 2, 0, 0, 0, 0], peaks=(1024, 1), **waiting)
     assert find_binding(few_places).name == "weights"  # sharing the weights is all that a larger batch does
-    shared = run([4, 1, 0, 2, 2, 0, 1, 0], peak_running=1024, **waiting)
+    shared = run([4, 1, 0, 2, 2, 0, 1, 0], peaks=(1024, 1), **waiting)
     assert find_binding(shared).name == "max_num_seqs"
     assert find_binding(shared).factor == pytest.approx(10 / 3)
-    blocks = run([4, 1, 0, 2, 2, 0, 1, 0], peak_blocks=26_000, **waiting)
+    blocks = run([4, 1, 0, 2, 2, 0, 1, 0], peaks=(1, 26_000), **waiting)
     assert find_binding(blocks).name == "kv_blocks"
-    compute = run([1, 3, 0, 6, 0, 0, 0, 0], peak_running=1024, **waiting)
+    compute = run([1, 3, 0, 6, 0, 0, 0, 0], peaks=(1024, 1), **waiting)
     assert find_binding(compute).name == "compute"
     assert find_binding(dataclasses.replace(shared, waiting_time=0.0)).name == "weights"
 
@@ -67,7 +67,7 @@ def test_the_document_is_plain_json_with_the_promised_keys():
     explain = document["explain"]
     assert {"binding", "time_by_resource", "floor_itl_ms", "floor_ttft_ms"} <= set(explain)
     assert sum(explain["time_by_resource"].values()) == pytest.approx(explain["busy_s"])
-    assert document["verdict"] == {"state": "stable", "backlog_per_s": 0.0, "reason": document["verdict"]["reason"]}
+    assert set(document["verdict"]) == {"state", "backlog_per_s", "reason", "needed_requests", "burst"}
     assert document["scenario"]["engine"]["preset"] == "vllm-0.33"
     assert document["slo"] is None
     assert document["confidence"] is None
@@ -83,7 +83,7 @@ def test_an_slo_is_met_only_by_a_system_that_keeps_up():
 
 
 def test_an_slo_on_gaps_alone_limits_no_single_request():
-    arrival = np.arange(10.0)
+    arrival = np.arange(1000.0)
     slo = {"p99_itl_ms": 300}
     document = summarize(
         [result_of(arrival, arrival, arrival + 0.2, arrival + 0.4, outputs=2, scenario=scenario_of(slo=slo))]
@@ -121,7 +121,7 @@ def test_the_report_fits_one_screen(replications):
     assert lines[-1].endswith("out/requests.csv")
     assert any("lines more" in line for line in lines)
     text = "\n".join(lines)
-    for word in ("STABLE", "ttft", "p99", "binding", "ceiling", "floors", "memory", "KV blocks", "assumed"):
+    for word in ("TOO SHORT TO TELL", "ttft", "p99", "binding", "ceiling", "floors", "memory", "KV blocks", "assumed"):
         assert word in text
 
 

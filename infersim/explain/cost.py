@@ -58,6 +58,7 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     output, total = metrics["output_throughput"], metrics["total_token_throughput"]
     duration = result.end_time
     there = [(hardware, count * seconds / duration) for hardware, count, seconds in accelerators] if duration else []
+    gpus = round(sum(count for _, count in there), 2)
     hourly = _hourly(there)
 
     def per_million(throughput: float | None, share: float = 1.0) -> list[float] | None:
@@ -75,7 +76,7 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
         ran.deployment.memory.kv_bytes_per_token / ran.deployment.hardware.memory_bandwidth for ran in decoding
     ) / sum(ran.replicas.stop - ran.replicas.start for ran in decoding)
     return {
-        "gpus": sum(count for _, count in there),
+        "gpus": int(gpus) if gpus == int(gpus) else gpus,
         "usd_per_hour": hourly,
         "usd_per_million_output_tokens": per_million(output),
         "usd_per_million_tokens": per_million(total),

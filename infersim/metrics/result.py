@@ -63,10 +63,6 @@ class Result:
     num_scheduled_tokens: int
     num_wasted_tokens: int
     """scheduled for requests that had already ended (async scheduling)"""
-    peak_running: int
-    """most requests running at once in one replica"""
-    peak_blocks: int
-    """most KV blocks held at once in one replica"""
     blocks_held: int
     """KV blocks that the engine holds at the end"""
     floors: dict[str, float]
@@ -110,6 +106,16 @@ class Result:
     def memory(self) -> "Memory":
         """Of the first kind of replicas."""
         return self.ran[0].deployment.memory
+
+    @property
+    def peak_running(self) -> int:
+        """Most requests running at once in one replica."""
+        return int(self.replicas.rows["peak_running"].max())
+
+    @property
+    def peak_blocks(self) -> int:
+        """Most KV blocks held at once in one replica."""
+        return int(self.replicas.rows["peak_blocks"].max())
 
     @property
     def completed(self) -> np.ndarray:

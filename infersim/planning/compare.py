@@ -21,7 +21,7 @@ from infersim.explain.attribution import (
 )
 from infersim.explain.binding import find_binding
 from infersim.explain.change import changed_parts, explain_change
-from infersim.explain.cost import cost_of, num_gpus
+from infersim.explain.cost import cost_of
 from infersim.explain.summary import finite, summarize
 from infersim.explain.techniques import label
 from infersim.explain.work import RunWork
@@ -134,7 +134,7 @@ def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str,
         },
         "one_by_one": _one_by_one(one[0].scenario, other[0].scenario, list(changes)),
         **explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], find_binding(other[0]).text),
-        "gpus": [num_gpus(runs[0][0].scenario), num_gpus(runs[i][0].scenario)],
+        "gpus": [cost_of(results[0], measure(results[0]))["gpus"] for results in (one, other)],
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
-from infersim.explain.cost import cost_of, num_gpus
+from infersim.explain.cost import cost_of
 from infersim.explain.summary import finite
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
@@ -67,15 +67,16 @@ def _run(scenario: Scenario) -> dict[str, Any] | None:
     metrics = measure(result)
     if not metrics["output_throughput"]:
         return None
+    cost = cost_of(result, metrics)
     return {
         "state": judge(result).state,
         "metrics": metrics,
-        **per_gpu_and_user(metrics, num_gpus(scenario)),
-        "cost": cost_of(result, metrics),
+        **per_gpu_and_user(metrics, cost["gpus"]),
+        "cost": cost,
     }
 
 
-def per_gpu_and_user(metrics: dict[str, float | None], gpus: int) -> dict[str, float | None]:
+def per_gpu_and_user(metrics: dict[str, float | None], gpus: float) -> dict[str, float | None]:
     """Output tokens/s of a GPU, and of one user while it decodes: 1 / mean tpot."""
     output, tpot = metrics["output_throughput"], metrics["mean_tpot_ms"]
     return {"tokens_per_gpu": output and output / gpus, "tokens_per_user": 1e3 / tpot if tpot else None}

@@ -88,7 +88,7 @@ def margin_text(margin: dict[str, Any]) -> str:
     parts = []
     if margin["cost"] is not None:
         parts.append(f"costs {margin['cost']:+.1%}" if abs(margin["cost"]) > 5e-4 else "costs the same")
-    gpus = f"{margin['gpus']:+d} GPU{'s' if abs(margin['gpus']) > 1 else ''}"
+    gpus = f"{margin['gpus']:+g} GPU{'s' if abs(margin['gpus']) > 1 else ''}"
     parts.append(gpus if margin["gpus"] else "as many GPUs")
     if margin["largest_rate"] is not None:
         parts.append(f"carries {margin['largest_rate']:+.1%}")
