@@ -228,13 +228,16 @@ def _result(
     computed = max(1, int(np.percentile(own, 50))) if len(own) else prompt
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
     usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * deployment.parallelism.attention_data
-    ran = tuple(
-        Ran(d, specs[where.start], _role(scenario, kind), where, fleet.time_of(where))
-        for (d, kind), where in zip(kinds, (slice(r.start, r.stop) for r in scenario.cluster.ranges), strict=True)
-    )
+    ran: list[Ran] = []
+    for (d, kind), numbers in zip(kinds, scenario.cluster.ranges, strict=True):
+        role, first = _role(scenario, kind), numbers.start
+        if ran and (ran[-1].deployment, ran[-1].role) == (d, role):  # the same kind, written twice
+            first = ran.pop().replicas.start
+        where = slice(first, numbers.stop)
+        ran.append(Ran(d, specs[first], role, where, fleet.time_of(where)))
     return Result(
         scenario=scenario,
-        ran=ran,
+        ran=tuple(ran),
         seed=seed,
         requests=served.requests,
         request_ids=requests.request_id,

@@ -86,6 +86,38 @@ def _break_even(gains: dict[str, float], losses: dict[str, float]) -> str:
     )
 
 
+OWN_PARTS = ("model", "hardware", "parallelism", "precision", "engine", "lora")
+"""what a group of replicas may have of its own"""
+
+
+def spelled_out(resolved: dict[str, Any]) -> dict[str, Any]:
+    """A resolved scenario with each setting in one place, so that two spellings of one deployment are equal.
+
+    What all groups of replicas agree on stands in the scenario, what they do not in each; kinds that are alike are one.
+    """
+    cluster = dict(resolved["cluster"])
+    groups = [*(cluster.get("kinds") or ()), *(cluster[pool] for pool in ("decode", "prefill") if cluster.get(pool))]
+    if not groups:
+        return resolved
+    top = dict(resolved)
+    full = [{**group, **{part: group.get(part) or resolved.get(part) for part in OWN_PARTS}} for group in groups]
+    for part in OWN_PARTS:
+        alike = all(group[part] == full[0][part] for group in full)
+        top[part] = full[0][part] if alike else None
+        for group in full:
+            if alike:
+                del group[part]
+    if cluster.get("kinds"):
+        bare = [{key: value for key, value in group.items() if key != "replicas"} for group in full]
+        if bare[0].get("autoscaler") is None and all(group == bare[0] for group in bare) and "weight" in bare[0]:
+            full = []
+        del cluster["kinds"]
+        cluster |= {"kinds": full} if full else {}
+    else:
+        cluster["decode"], cluster["prefill"] = full
+    return {**top, "cluster": cluster}
+
+
 def changed_parts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> its two values, of the settings in which two resolved scenarios differ.
 

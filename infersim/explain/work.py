@@ -222,8 +222,8 @@ class Work:
 
     @property
     def decode_batch(self) -> float:
-        """Sequences that a step decodes, on average."""
-        return self.visits / self.num_steps if self.num_steps else 0.0
+        """Sequences that a step decodes, on average: one at least, if any does."""
+        return max(self.visits / self.num_steps, 1.0) if self.visits else 0.0
 
     def decode_step(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds by resource, and bytes by kind, `flops` and `seconds_at_peak`, of a pure decode step of the average
