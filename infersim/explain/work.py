@@ -332,7 +332,8 @@ class RunWork:
         """Work.decode_step of the mean kind."""
         if not self.visits:
             return dict.fromkeys(RESOURCES, 0.0), dict.fromkeys(MOVED, 0.0)
-        return tuple(self._mean(lambda work, i=i: work.decode_step()[i], self._by_decoding) for i in (0, 1))
+        seconds = self._mean(lambda work: work.decode_step()[0], self._by_decoding)
+        return seconds, self._mean(lambda work: work.decode_step()[1], self._by_decoding)
 
     @cached_property
     def mean_step(self) -> dict[str, float]:
