@@ -21,6 +21,7 @@ from .deployment import Deployment, deployments_of, served_name
 from .engine.fleet import Fleet, ReplicaSpec
 from .metrics.replicas import Replicas
 from .metrics.result import Ran, Result
+from .metrics.verdict import judge
 from .metrics.warmup import check_warmup, warmup_time
 from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
@@ -51,6 +52,26 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
         if results[-1].interrupted:
             break
     return results
+
+
+MOST_REQUESTS = 5_000_000
+"""so far `run_until_decided` lengthens a run"""
+
+
+def run_until_decided(
+    scenario: Scenario, progress: Progress | None = None, save_detailed: bool = False
+) -> list[Result]:
+    """`run`, with as many more requests as it takes until no replication is too short to tell whether the system keeps
+    up; or with MOST_REQUESTS. InputError for a workload that is not drawn."""
+    if scenario.workload.num_requests is None or scenario.workload.trace is not None:
+        raise InputError("--until-decided: this workload is a recording; must be drawn, with workload.num_requests")
+    while True:
+        results = run(scenario, progress, save_detailed)
+        needed = max(judge(result).needed_requests or 0 for result in results)
+        if not needed or results[-1].interrupted or scenario.workload.num_requests >= MOST_REQUESTS:
+            return results
+        workload = scenario.workload.model_copy(update={"num_requests": min(needed, MOST_REQUESTS)})
+        scenario = scenario.model_copy(update={"workload": workload})
 
 
 def _check_ranks(kinds: list[tuple[Deployment, Kind | EncodePool]]) -> None:

@@ -28,7 +28,6 @@ def result_of(
     outputs=1,
     gaps=None,
     scenario=None,
-    peaks=(1, 1),
     **fields,
 ) -> Result:
     """A Result of completed requests; `gaps` (a list of arrays) default to equal ones; `peaks` are those of running
@@ -48,7 +47,7 @@ def result_of(
     deployment = deployment_of(scenario)
     memory, split = deployment.memory, np.array([4.0, 1.0, 0.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])
     rows = np.zeros(1, state.REPLICA)
-    rows["peak_running"], rows["peak_blocks"] = peaks
+    rows["peak_running"], rows["peak_blocks"] = fields.pop("peaks", (1, 1))
     sojourn = float((requests["last_token"] - requests["sent"]).sum())
     values = {
         "scenario": scenario,

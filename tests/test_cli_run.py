@@ -243,3 +243,24 @@ def test_colour_is_for_terminals_only(scenario):
     os.close(terminal)
     assert b"\x1b[1;32mSTABLE" in os.read(main, 100_000)
     os.close(main)
+
+
+def test_until_decided_goes_on_until_the_run_is_long_enough(scenario):
+    """Fifty requests tell nothing; the answer is then that of a longer run, which the document shows."""
+    document = json.loads(invoke("run", scenario(), "--until-decided", "--json").stdout)
+    assert document["verdict"]["state"] == "stable"
+    assert document["counts"]["submitted"] == document["scenario"]["workload"]["num_requests"] > 100
+
+
+def test_who_is_refused_misses_the_slo(scenario):
+    """One request at a time, no queue, and twenty times too much: what is served is fast, and the SLO is missed."""
+    crowd = SMALL["workload"] | {"request_rate": 200, "num_requests": 1000}
+    door = {"admission": {"max_outstanding": 1, "max_queue": 0}}
+    slo = {"p99_ttft_ms": 1000}
+    outcome = invoke("run", scenario(workload=crowd, cluster=door, slo=slo), "--json")
+    assert outcome.exit_code == 1
+    document = json.loads(outcome.stdout)
+    assert document["verdict"]["state"] == "saturated"
+    assert document["metrics"]["p99_ttft_ms"] < 1000
+    assert not document["slo"]["met"]
+    assert document["slo"]["goodput_share"] == pytest.approx(document["counts"]["completed"] / 1000)

@@ -191,5 +191,6 @@ def test_sessions_are_judged_while_new_ones_begin():
     (result,) = run(build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload}, "test"))
     verdict = judge(result)
     assert verdict.state == "stable"
-    arrive = float(verdict.reason.split()[0])
+    begin, arrive = (float(verdict.reason.split(what)[0].split()[-1]) for what in (" conversations/s", " requests/s"))
+    assert begin == pytest.approx(2, rel=0.2)
     assert arrive == pytest.approx(8, rel=0.2)

@@ -22,6 +22,9 @@ def run(
     save_detailed: Annotated[
         bool, Option("--save-detailed", help="Save every inter-token gap in DIR/itls.npz.")
     ] = False,
+    until_decided: Annotated[
+        bool, Option("--until-decided", help="Go on with more requests until the run is long enough for a verdict.")
+    ] = False,
     report: Report = None,
     plots: Annotated[Path | None, Option(metavar="DIR", help="Folder for figures, as PNG and SVG.")] = None,
     chrome_trace: Annotated[Path | None, Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
@@ -41,6 +44,7 @@ def run(
     from infersim.report.terminal import print_report
     from infersim.report.vllm_bench import vllm_bench
     from infersim.run import run as simulate
+    from infersim.run import run_until_decided
 
     seeds = [] if seed is None else [f"simulation.seed={seed}"]
     description = load_scenario(scenario, [*(overrides or []), *seeds])
@@ -55,7 +59,9 @@ def run(
         check_kind(export, out)
     if out is not None:
         check_folder(out)
-    results = simulate(description, progress=_progress if sys.stderr.isatty() else None, save_detailed=save_detailed)
+    go = run_until_decided if until_decided else simulate
+    results = go(description, progress=_progress if sys.stderr.isatty() else None, save_detailed=save_detailed)
+    description = results[0].scenario
     with uninterrupted():
         document = summarize(results)
         files = write_result(out, document, results, save_detailed) if out is not None else []

@@ -15,7 +15,7 @@ from infersim.metrics.conservation import check_conservation
 from infersim.metrics.latency import count, measure
 from infersim.metrics.result import Result
 from infersim.metrics.tenants import compare_models, compare_tenants
-from infersim.metrics.verdict import STABLE, TOO_SHORT, Verdict, combine_verdicts, judge
+from infersim.metrics.verdict import STABLE, TOO_LONG, TOO_SHORT, Verdict, combine_verdicts, judge
 
 from .binding import find_binding
 
@@ -70,8 +70,10 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
         limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
     held = all(limit["met"] for limit in limits)
     met = None if held and verdict.state == TOO_SHORT else held and verdict.state == STABLE
-    goodput, throughput = metrics["request_goodput"], metrics["request_throughput"]
-    share = goodput / throughput if goodput is not None and throughput else None
+    r = result.requests
+    asked = int(((r["arrival"] >= result.warmup) & ~np.isin(r["reason"], TOO_LONG)).sum())  # who is refused is a miss
+    goodput, duration = metrics["request_goodput"], metrics["duration_s"]
+    share = goodput * duration / asked if goodput is not None and duration and asked else None
     return {"met": met, "limits": limits, "goodput_share": share}
 
 

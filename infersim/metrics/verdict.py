@@ -48,8 +48,8 @@ class Flow:
     unloaded: seconds that each would take in an empty system; until: the last arrival that follows no other request, or
     the end of what was seen; opening: seconds from a conversation's first request to its last: so long does the rate of
     requests go on rising although conversations begin at one rate; room: when each began and ended to wait for room in
-    another pool for its KV, None without one; refused: bool[n], turned away,
-    timed out or lost; limit: most that the client has in the system at once, None without.
+    another pool for its KV, None without one; refused: bool[n], turned away, timed out or lost; limit: most that the
+    client has in the system at once, None without; conversations: how many there are.
     """
 
     arrival: np.ndarray
@@ -60,7 +60,7 @@ class Flow:
     until: float = math.inf
     opening: float = 0.0
     room: tuple[np.ndarray, np.ndarray] | None = None
-    unit: str = "requests"
+    conversations: int = 0
     limit: int | None = None
 
     @property
@@ -91,7 +91,7 @@ def judge(result: Result) -> Verdict:
             until=min(result.opened_until, seen),
             opening=_opening(result, unloaded),
             room=_wait_for_room(result, order),
-            unit="requests" if math.isinf(result.opened_until) else "requests of conversations",
+            conversations=0 if result.session is None else int(result.session.max()) + 1,
             limit=result.scenario.workload.max_concurrency,
         )
     )
@@ -153,13 +153,15 @@ def judge_flow(flow: Flow) -> Verdict:
     if until - start <= flow.opening:
         needed = _round(n * max(2.5 * flow.opening / (until - first), 2.0))
         why = f"conversations take {flow.opening:.3g} s and begin for {until - first:.3g} s only"
-        return Verdict(TOO_SHORT, 0.0, f"{why}; about {needed:,} {flow.unit} would tell", needed)
+        return Verdict(TOO_SHORT, 0.0, f"{why}; about {needed:,} requests would tell", needed)
     window = until - start
     inside = (flow.arrival > start) & (flow.arrival <= until)
     arrive = inside.sum() / window
     complete = ((flow.ended > start) & (flow.ended <= until)).sum() / window
     refused = (flow.refused & inside).sum() / max(inside.sum(), 1)
-    rates = f"{arrive:.3g} {flow.unit}/s arrive, {complete:.3g} are completed"
+    rates = f"{arrive:.3g} requests/s arrive, {complete:.3g} are completed"
+    if flow.conversations:
+        rates = f"{flow.conversations / (until - first):.3g} conversations/s begin, {rates}"
     if refused:
         rates += f", {refused:.1%} are refused, time out or are lost"
     rates += f", in {window:,.0f} s{at_most}" if window >= 10 else f", in {window:.3g} s{at_most}"
@@ -185,7 +187,7 @@ def judge_flow(flow: Flow) -> Verdict:
         LEAST / max(inside.sum(), 1), 2 * RELAXATIONS * relaxation / window, (RETURNS / min(returns, -1.0)) ** 2
     )
     needed = _round(n * min(max(factor, 2.0), 10.0))
-    return Verdict(TOO_SHORT, 0.0, f"{rates}; about {needed:,} {flow.unit} would tell", needed)
+    return Verdict(TOO_SHORT, 0.0, f"{rates}; about {needed:,} requests would tell", needed)
 
 
 def _round(number: float) -> int:
