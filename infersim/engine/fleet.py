@@ -215,7 +215,7 @@ class Fleet:
         end = 0
         for r, replica in enumerate(replicas):
             knobs, cost, draft = self.knobs[r], replica.cost, replica.draft
-            most = 0 if replica.drafts is None else int(replica.drafts.max())
+            most = 0 if draft is None or replica.drafts is None else int(replica.drafts.max())
             logits = min(knobs["max_num_seqs"] * (1 + most), knobs["max_num_batched_tokens"])
             if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= logits:
                 raise ValueError("the cost tables end before max_num_batched_tokens or max_num_seqs")
