@@ -93,8 +93,11 @@ class Fleet:
         steps_in_flight = int(self.knobs["steps_in_flight"].max())
         self.call = np.zeros(1, state.CALL)
         self.call["num_replicas"], self.call["ranks"] = n, ranks
+        self.call["num_schedulers"] = n * ranks
         self.call["num_leaves"] = 1 << (n - 1).bit_length()
+        self.call["num_nodes_due"] = 2 * self.call["num_leaves"]
         self.call["max_num_seqs"], self.call["steps_in_flight"] = max_num_seqs, steps_in_flight
+        self.call["num_plans"] = max_num_seqs + 1
         self.replicas = np.zeros(n, state.REPLICA)
         for link in ("pending_head", "unsent_head", "pending_tail"):
             self.replicas[link] = -1
@@ -111,17 +114,11 @@ class Fleet:
         self._make_blocks(ranks)
         self._load_prices(replicas)
         self._load_speculation(replicas, acceptance)
-        self.sums = np.zeros((n * ranks, state.MAX_ATTENTION_KINDS), state.SUMS)
-        self.scratch = np.zeros((ranks, len(state.RESOURCES)))
-        self.due = np.zeros(2 * int(self.call["num_leaves"][0]))
-        self.running = np.zeros((n * ranks, max_num_seqs), "i4")
-        self.steps = np.zeros((n * ranks, steps_in_flight, max_num_seqs), "i4")
-        self.drafts = np.zeros((n * ranks, steps_in_flight, max_num_seqs), "i2")
-        self.counts = np.zeros((n * ranks, steps_in_flight), "i4")
-        self.step_end = np.zeros((n, steps_in_flight))
-        self.histogram = np.zeros(state.HISTOGRAM_BINS, "i8")
-        self.events = np.zeros(2 * max_num_seqs + 64, state.EVENT)
-        self.call["max_events"] = len(self.events)
+        self.call["max_events"] = 2 * max_num_seqs + 64
+        self.sums, self.scratch, self.due = (self._zeros(name) for name in ("sums", "scratch", "due"))
+        self.running, self.steps, self.drafts = (self._zeros(name) for name in ("running", "steps", "drafts"))
+        self.counts, self.step_end = self._zeros("counts"), self._zeros("step_end")
+        self.histogram, self.events = self._zeros("histogram"), self._zeros("events")
         self._turn = np.zeros(n, "i8")  # requests that each replica has been given
         self.keep_gaps = keep_gaps
         self.gaps = np.zeros(0, "f4")
@@ -162,6 +159,14 @@ class Fleet:
         if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
             raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
 
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """What state.ARRAYS declares, of this fleet."""
+        call = self.call[0]
+        return tuple(size if isinstance(size, int) else int(call[size]) for size in state.ARRAYS[name][1])
+
+    def _zeros(self, name: str) -> np.ndarray:
+        return np.zeros(self._shape(name), state.ARRAYS[name][0])
+
     def _make_blocks(self, ranks: int) -> None:
         """Room for blocks and block tables, as far as prefix caching may need them: memory that is not yet touched."""
         caching = self.knobs["enable_prefix_caching"] != 0
@@ -183,10 +188,10 @@ class Fleet:
         columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
         self.call["num_blocks"], self.call["num_nodes"] = num_blocks, num_nodes
         self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
-        self.blocks = _untouched((len(self.schedulers), num_blocks), state.BLOCK)
-        self.nodes = _untouched((len(self.schedulers), num_nodes), state.NODE)
-        self.tables = _untouched((len(self.schedulers), rows, columns), np.dtype("i4"))
-        self.hashes = np.zeros(columns, "i8")
+        self.blocks, self.nodes, self.tables = (
+            _untouched(self._shape(name), np.dtype(state.ARRAYS[name][0])) for name in ("blocks", "nodes", "tables")
+        )
+        self.hashes = self._zeros("hashes")
         self.segments = np.zeros(1, state.SEGMENT)
 
     def _load_speculation(self, replicas: list[ReplicaSpec], acceptance: Acceptance | None) -> None:
@@ -499,24 +504,26 @@ class Fleet:
     def _command(self, command: int, row: int, time: float) -> int:
         call = self.call[0]
         call["command"], call["subject"], call["until"], call["event_mask"] = command, row, time, 0
-        self._entry(*self._addresses)
+        self._entry(self._call_address)
         call["command"] = state.ADVANCE
         return int(call["done"])
 
     def _moved(self) -> None:
         """Note where the arrays are: looking it up costs more than a step."""
-        arrays = state.Arrays(
-            **{name: getattr(self, name) for name in state.Arrays._fields if name != "requests"},
-            requests=self._requests,
-        )
         self._entry = load()
-        self._addresses = [array.ctypes.data for array in arrays]
         self._arrival, self._replica, self._next = (self._requests[name] for name in ("arrival", "replica", "next"))
         self._pending_head, self._unsent_head, self._pending_tail = (
             self.replicas[name] for name in ("pending_head", "unsent_head", "pending_tail")
         )
         self.call["num_requests"], self.call["num_gaps"] = self.num_requests, len(self.gaps)
         self.call["num_segments"], self.call["num_sequences"] = len(self.segments), len(self.sequences)
+        self.call["num_gap_offsets"] = len(self.gap_offset)
+        for i, (name, (element, _)) in enumerate(state.ARRAYS.items()):
+            array, shape = getattr(self, name), self._shape(name)
+            if array.dtype != element or array.shape != shape or not array.flags.c_contiguous:
+                raise AssertionError(f"{name} is {array.dtype}{array.shape}, not {element}{shape}")
+            self.call["addresses"][0, i] = array.ctypes.data
+        self._call_address = self.call.ctypes.data
 
     def next_time(self) -> float:
         """When the next of the replicas does something, as far as they know now (s): inf if never."""
@@ -538,7 +545,7 @@ class Fleet:
         """
         call = self.call[0]
         call["until"], call["event_mask"] = until, events
-        self._entry(*self._addresses)
+        self._entry(self._call_address)
         stuck = int(call["stuck_replica"])
         if stuck >= 0:
             raise RuntimeError(f"replica {stuck} has requests and makes no progress at {self.replicas[stuck]['now']} s")

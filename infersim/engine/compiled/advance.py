@@ -9,7 +9,7 @@ from .state import ABORT, ADVANCE, MATCH, RELEASE, RESERVE
 @inlined
 def next_time_of(a, r):
     """When replica r does something next."""
-    ranks = a.call[0].ranks
+    ranks = a.call.ranks
     return next_time(a.requests, a.replicas[r], a.schedulers, r * ranks, ranks, a.knobs[r], a.step_end[r])
 
 
@@ -25,9 +25,9 @@ def set_due(due, leaf, time):
 @compiled
 def plant(a):
     """Build the tournament tree of all replicas' next times."""
-    leaves = a.call[0].num_leaves
+    leaves = a.call.num_leaves
     for r in range(leaves):
-        a.due[leaves + r] = next_time_of(a, r) if r < a.call[0].num_replicas else INFINITY
+        a.due[leaves + r] = next_time_of(a, r) if r < a.call.num_replicas else INFINITY
     for node in range(leaves - 1, 0, -1):
         a.due[node] = min(a.due[2 * node], a.due[2 * node + 1])
 
@@ -35,7 +35,7 @@ def plant(a):
 @compiled
 def earliest_replica(a):
     """The replica that is first to do something; of several the first."""
-    leaves = a.call[0].num_leaves
+    leaves = a.call.num_leaves
     node = 1
     while node < leaves:
         node = 2 * node if a.due[2 * node] == a.due[node] else 2 * node + 1
@@ -47,9 +47,9 @@ def advance(a):
     """Advance all replicas to `call.until`, or to the first event asked for; what is due at `until` is left undone.
 
     Without an event mask the replicas are independent and run one after another; with one they take turns in order of
-    time, so that none is ahead of the event. a: state.Arrays.
+    time, so that none is ahead of the event. a: state.ARRAYS.
     """
-    call = a.call[0]
+    call = a.call
     call.num_events = 0
     call.stuck_replica = -1
     if call.command == ABORT:

@@ -23,8 +23,6 @@ from unittest.mock import patch
 
 import llvmlite.binding as llvm
 
-from .state import Arrays
-
 
 def cache_folder() -> Path:
     """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one."""
@@ -71,102 +69,19 @@ def _compile() -> tuple[bytes, dict]:
 
     config.OPT = config._OptLevel(0)  # before anything is compiled: see _object_code
     import numba
-    from numba import carray, types
+    from numba import types
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.runtime import _nrt_python
     from numba._helperlib import c_helpers  # isort: skip
 
-    from . import state
     from .advance import advance
+    from .arrays import ARRAYS
 
-    resources, bins, kinds = len(state.RESOURCES), state.HISTOGRAM_BINS, state.MAX_ATTENTION_KINDS
+    def entry(a):
+        advance(a)
 
-    def entry(
-        call, replicas, schedulers, knobs, prices, table, steps_priced, attention, draft_attention, plan, accepted,
-        sums, scratch, due, requests, segments, sequences, blocks, nodes, tables, hashes, running, steps, drafts,
-        counts, step_end, histogram, gaps, gap_offset, events,
-    ):  # fmt: skip
-        c = carray(call, (1,))
-        n, ranks, seqs, flight = c[0].num_replicas, c[0].ranks, c[0].max_num_seqs, c[0].steps_in_flight
-        advance(
-            Arrays(
-                c,
-                carray(replicas, (n,)),
-                carray(schedulers, (n * ranks,)),
-                carray(knobs, (n,)),
-                carray(prices, (n,)),
-                carray(table, (c[0].table_size,)),
-                carray(steps_priced, (c[0].table_size,)),
-                carray(attention, (n, kinds)),
-                carray(draft_attention, (n, kinds)),
-                carray(plan, (n, seqs + 1, 2)),
-                carray(accepted, (c[0].num_accepted,)),
-                carray(sums, (n * ranks, kinds)),
-                carray(scratch, (ranks, resources)),
-                carray(due, (2 * c[0].num_leaves,)),
-                carray(requests, (c[0].num_requests,)),
-                carray(segments, (c[0].num_segments,)),
-                carray(sequences, (c[0].num_sequences,)),
-                carray(blocks, (n * ranks, c[0].num_blocks)),
-                carray(nodes, (n * ranks, c[0].num_nodes)),
-                carray(tables, (n * ranks, c[0].num_table_rows, c[0].num_table_columns)),
-                carray(hashes, (c[0].num_table_columns,)),
-                carray(running, (n * ranks, seqs)),
-                carray(steps, (n * ranks, flight, seqs)),
-                carray(drafts, (n * ranks, flight, seqs)),
-                carray(counts, (n * ranks, flight)),
-                carray(step_end, (n, flight)),
-                carray(histogram, (bins,)),
-                carray(gaps, (c[0].num_gaps,)),
-                carray(gap_offset, (c[0].num_requests,)),
-                carray(events, (c[0].max_events,)),
-            )
-        )
-
-    records = (
-        "CALL", "REPLICA", "SCHEDULER", "KNOBS", "PRICE", "ATTENTION_PRICE", "SUMS", "REQUEST", "SEGMENT", "SEQUENCE",
-        "BLOCK", "NODE", "EVENT",
-    )  # fmt: skip
-    call, replica, scheduler, knobs, price, attention, sums, request, segment, sequence, block, node, event = (
-        numba.from_dtype(getattr(state, name)) for name in records
-    )
-    f4, f8, i2, i4, i8 = types.float32, types.float64, types.int16, types.int32, types.int64
-    # in the order of state.Arrays
-    elements = (
-        call,
-        replica,
-        scheduler,
-        knobs,
-        price,
-        f8,
-        f8,
-        attention,
-        attention,
-        i4,
-        f8,
-        sums,
-        f8,
-        f8,
-        request,
-        segment,
-        sequence,
-        block,
-        node,
-        i4,
-        i8,
-        i4,
-        i4,
-        i2,
-        i4,
-        f8,
-        i8,
-        f4,
-        i8,
-        event,
-    )
-    pointers = [types.CPointer(element) for element in elements]
     with _no_machine_code():
-        compiled = numba.cfunc(types.void(*pointers), error_model="numpy")(entry)
+        compiled = numba.cfunc(types.void(ARRAYS), error_model="numpy")(entry)
         with global_compiler_lock:
             compiled._library.finalize()  # links what it calls
     helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
@@ -235,7 +150,7 @@ def _read(folder: Path) -> tuple[bytes, dict] | None:
 
 @cache
 def load():
-    """The engine's entry as a ctypes function of the addresses of state.Arrays, compiled first if need be."""
+    """The engine's entry as a ctypes function of the address of a state.CALL, compiled first if need be."""
     folder = cache_folder() / key()
     code, symbols = _read(folder) or _build(folder)
     llvm.initialize_native_target()
@@ -249,8 +164,6 @@ def load():
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(Arrays._fields))(
-        engine.get_function_address(symbols["entry"])
-    )
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address(symbols["entry"]))
     function.engine = engine  # keeps the machine code alive
     return function

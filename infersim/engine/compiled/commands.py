@@ -34,9 +34,9 @@ def abort(a, q, time):
     request = a.requests[q]
     r = request.replica
     replica = a.replicas[r]
-    rank = r * a.call[0].ranks + request.rank
+    rank = r * a.call.ranks + request.rank
     scheduler = a.schedulers[rank]
-    send(a.requests, replica, a.knobs[r], a.call[0], a.events, r, time, 0.0)
+    send(a.requests, replica, a.knobs[r], a.call, a.events, r, time, 0.0)
     if request.status >= COMPLETED:
         return False
     before = request.status
@@ -50,7 +50,7 @@ def abort(a, q, time):
         scheduler.num_forks -= request.num_sequences - 1
         replica.running_time += max(time - replica.last_schedule, 0.0)
         if scheduler.num_running == 0:
-            stop_running(replica, a.schedulers, r * a.call[0].ranks, a.call[0].ranks, time)
+            stop_running(replica, a.schedulers, r * a.call.ranks, a.call.ranks, time)
     free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     if a.knobs[r].num_sequences > 1:
         forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
@@ -80,7 +80,7 @@ def reserve(a, q, time):
     request = a.requests[q]
     r = request.replica
     knobs, replica = a.knobs[r], a.replicas[r]
-    rank = r * a.call[0].ranks + request.rank
+    rank = r * a.call.ranks + request.rank
     scheduler, blocks, tables = a.schedulers[rank], a.blocks[rank], a.tables[rank]
     free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     hit = 0
@@ -127,7 +127,7 @@ def release(a, q, time):
     """Free the blocks that the completed request q held on to."""
     request = a.requests[q]
     replica = a.replicas[request.replica]
-    rank = request.replica * a.call[0].ranks + request.rank
+    rank = request.replica * a.call.ranks + request.rank
     scheduler = a.schedulers[rank]
     free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     if a.knobs[request.replica].radix:
@@ -142,10 +142,10 @@ def release(a, q, time):
 @compiled
 def match(a, q):
     """Tokens of request q's prompt in each replica's prefix cache (in the rank that has most), to num_matched."""
-    ranks = a.call[0].ranks
+    ranks = a.call.ranks
     request = a.requests[q]
     hashed_size = 0  # of the blocks that `hashes` are about
-    for r in range(a.call[0].num_replicas):
+    for r in range(a.call.num_replicas):
         knobs = a.knobs[r]
         a.replicas[r].num_matched = 0
         for rank in range(r * ranks, (r + 1) * ranks):

@@ -47,7 +47,7 @@ def price_step(a, r):
     An idle rank runs a dummy step. steps_priced counts the rows of the table used (their split by resource is added up
     from it afterwards); the split of attention and copies is added to the replica's.
     """
-    ranks = a.call[0].ranks
+    ranks = a.call.ranks
     price = a.prices[r]
     slowest = -1.0
     chosen = 0

@@ -196,7 +196,7 @@ def enter_prefills(a, r, slot):
     """
     replica, knobs = a.replicas[r], a.knobs[r]
     elapsed = replica.now - replica.last_schedule
-    for rank in range(r * a.call[0].ranks, (r + 1) * a.call[0].ranks):
+    for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
         scheduler = a.schedulers[rank]
         free_blocks, num_shared = scheduler.free_blocks, scheduler.num_shared
         for i in range(a.counts[rank, slot]):
@@ -236,7 +236,7 @@ def deliver(a, r, slot, end):
     in turn with the requests that it takes. A sequence's tokens of one step go together, and wasted ones nowhere."""
     knobs, replica = a.knobs[r], a.replicas[r]
     tokens = 0
-    for rank in range(r * a.call[0].ranks, (r + 1) * a.call[0].ranks):
+    for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
         for i in range(a.counts[rank, slot]):
             q = a.steps[rank, slot, i]
             if q >= 0 and a.requests[q].status < COMPLETED:
@@ -249,7 +249,7 @@ def deliver(a, r, slot, end):
 @inlined
 def end_step(a, r):
     """Process the outputs of the oldest step in flight, whose tokens are known when it ends."""
-    call, requests, replica, knobs = a.call[0], a.requests, a.replicas[r], a.knobs[r]
+    call, requests, replica, knobs = a.call, a.requests, a.replicas[r], a.knobs[r]
     slot = replica.oldest_step
     end = a.step_end[r, slot]
     replica.oldest_step = slot + 1 if slot + 1 < knobs.steps_in_flight else 0
@@ -362,9 +362,9 @@ def turn_away(a, r, rank):
             replica.num_finished += 1
             replica.given_up_time += replica.now - request.sent
             count_outstanding(replica, -1, replica.now)
-            log_event(a.call[0], a.events, replica, q, r, FINISHED)
+            log_event(a.call, a.events, replica, q, r, FINISHED)
             if a.knobs[r].max_concurrency > 0:
-                send(a.requests, replica, a.knobs[r], a.call[0], a.events, r, replica.now, replica.now)
+                send(a.requests, replica, a.knobs[r], a.call, a.events, r, replica.now, replica.now)
         q = after
     return found
 
@@ -387,7 +387,7 @@ def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
 @inlined
 def start_step(a, r):
     """Schedule at the replica's `now`, and put the step in flight. False if there is work and no progress."""
-    call, requests, replica, knobs, price = a.call[0], a.requests, a.replicas[r], a.knobs[r], a.prices[r]
+    call, requests, replica, knobs, price = a.call, a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
     observe(replica, a.schedulers, knobs, first, call.ranks)

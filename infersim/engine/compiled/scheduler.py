@@ -53,7 +53,7 @@ def schedule(
 
     running: i4[max_num_seqs], the request rows in order of admission; step: i4[max_num_seqs], a request row if it
     samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many it verifies; plan: this replica's,
-    sums, blocks, tables and nodes this rank's of state.Arrays.
+    sums, blocks, tables and nodes this rank's of state.ARRAYS.
     """
     scheduler.step = replica.num_steps
     if scheduler.identified < 0:

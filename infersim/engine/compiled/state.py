@@ -3,8 +3,6 @@
 Times are seconds, memory is in KV blocks, lengths in tokens. Names are vLLM's.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 # --- what a step's time is spent on -----------------------------------------------------------------------------------
@@ -94,7 +92,7 @@ _FIELDS = np.dtype(
         ("num_drafts", "i2"),  # drafts that it brings to its next step
         ("all_accepted", "i1"),  # those of its last step were all accepted
         ("status", "i1"),
-        ("acceptance", "i4"),  # its row in Arrays.accepted
+        ("acceptance", "i4"),  # its row in `accepted`
         ("key", "u8"),  # of its draws
         (
             "num_accepted_tokens",
@@ -128,7 +126,7 @@ _FIELDS = np.dtype(
         # what only prefix caching touches
         ("table", "i4"),  # its row of block tables while its blocks have an identity, else -1
         ("name", "i8"),  # of its own text: what follows the segments, and what it generates
-        ("first_segment", "i8"),  # in Arrays.segments
+        ("first_segment", "i8"),  # in `segments`
         ("num_segments", "i4"),
         ("segment", "i4"),  # where the text that is not yet hashed, or not in the radix tree, begins
         ("segment_offset", "i4"),
@@ -431,7 +429,42 @@ EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind",
 # What the compiled loop is asked to do: go on, or one thing to one request at the moment `until`.
 ADVANCE, ABORT, RESERVE, RELEASE, MATCH = range(5)
 
-# Sizes of the arrays, and what the caller asks for.
+# All that the compiled loop reads and writes: name, type of an element, and shape, whose names are fields of CALL.
+ARRAYS = {
+    "replicas": (REPLICA, ("num_replicas",)),
+    "schedulers": (SCHEDULER, ("num_schedulers",)),
+    "knobs": (KNOBS, ("num_replicas",)),
+    "prices": (PRICE, ("num_replicas",)),
+    "table": ("f8", ("table_size",)),  # seconds
+    "steps_priced": ("f8", ("table_size",)),  # how often each second was used, times how slow its replica was
+    "attention": (ATTENTION_PRICE, ("num_replicas", MAX_ATTENTION_KINDS)),
+    # of the drafters; window: the target's kind that sees the same
+    "draft_attention": (ATTENTION_PRICE, ("num_replicas", MAX_ATTENTION_KINDS)),
+    "plan": ("i4", ("num_replicas", "num_plans", 2)),  # drafts of a sequence and further passes, by running sequences
+    "accepted": ("f8", ("num_accepted",)),  # chances that at least 1, 2, ... drafts are accepted, row after row
+    "sums": (SUMS, ("num_schedulers", MAX_ATTENTION_KINDS)),
+    "scratch": ("f8", ("ranks", len(RESOURCES))),  # a rank's attention by resource, and its copies
+    "due": ("f8", ("num_nodes_due",)),  # tournament tree of the replicas' next times: the earliest at 1, leaves last
+    "requests": (REQUEST, ("num_requests",)),
+    "segments": (SEGMENT, ("num_segments",)),  # what prompts begin with
+    "sequences": (SEQUENCE, ("num_sequences",)),  # one request's after another's; one row if each is one
+    "blocks": (BLOCK, ("num_schedulers", "num_blocks")),  # a power of two of at least the GPU's and the tiers'
+    "nodes": (NODE, ("num_schedulers", "num_nodes")),  # a power of two of at least num_gpu_blocks
+    # block tables of one request a row, and a link; or pieces
+    "tables": ("i4", ("num_schedulers", "num_table_rows", "num_table_columns")),
+    "hashes": ("i8", ("num_table_columns",)),  # of the blocks of a prompt that is matched against all replicas
+    "running": ("i4", ("num_schedulers", "max_num_seqs")),  # request rows in order of admission
+    "steps": ("i4", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # entries of the steps in flight
+    "drafts": ("i2", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # of each entry
+    "counts": ("i4", ("num_schedulers", "steps_in_flight")),  # entries in each
+    "step_end": ("f8", ("num_replicas", "steps_in_flight")),  # when each ends
+    "histogram": ("i8", (HISTOGRAM_BINS,)),  # inter-token gaps
+    "gaps": ("f4", ("num_gaps",)),  # every inter-token gap, if asked for
+    "gap_offset": ("i8", ("num_gap_offsets",)),  # where a request's gaps start
+    "events": (EVENT, ("max_events",)),
+}
+
+# What the caller asks for, and where the arrays are and how large.
 CALL = np.dtype(
     [
         ("command", "i8"),
@@ -440,9 +473,12 @@ CALL = np.dtype(
         ("until", "f8"),
         ("num_replicas", "i8"),
         ("num_leaves", "i8"),  # the power of two that is no less
+        ("num_nodes_due", "i8"),  # twice as many
         ("ranks", "i8"),
+        ("num_schedulers", "i8"),  # of all replicas
         ("num_requests", "i8"),
         ("max_num_seqs", "i8"),  # the largest of all replicas: the stride of `running` and of the steps in flight
+        ("num_plans", "i8"),  # one more
         ("steps_in_flight", "i8"),
         ("table_size", "i8"),
         ("num_segments", "i8"),
@@ -452,47 +488,14 @@ CALL = np.dtype(
         ("num_table_rows", "i8"),
         ("num_table_columns", "i8"),
         ("num_gaps", "i8"),  # 0 = keep the histogram only
+        ("num_gap_offsets", "i8"),
         ("event_mask", "i8"),
         ("depth", "i8"),  # most drafts that a step can accept, 0 without speculation
-        ("num_accepted", "i8"),  # size of Arrays.accepted
+        ("num_accepted", "i8"),  # size of `accepted`
         ("max_events", "i8"),
         ("num_events", "i8"),
         ("stuck_replica", "i8"),  # -1, or the replica that made no progress
+        ("addresses", "u8", (len(ARRAYS),)),
     ],
     align=True,
 )
-
-
-class Arrays(NamedTuple):
-    """All that the compiled loop reads and writes: R replicas of `ranks` schedulers, F steps in flight, n requests."""
-
-    call: np.ndarray  # CALL[1]
-    replicas: np.ndarray  # REPLICA[R]
-    schedulers: np.ndarray  # SCHEDULER[R * ranks]
-    knobs: np.ndarray  # KNOBS[R]
-    prices: np.ndarray  # PRICE[R]
-    table: np.ndarray  # f8[table_size], seconds
-    steps_priced: np.ndarray  # f8[table_size], how often each second was used, times how slow its replica was
-    attention: np.ndarray  # ATTENTION_PRICE[R, 4]
-    draft_attention: np.ndarray  # ATTENTION_PRICE[R, 4], of the drafters; window: the target's kind that sees the same
-    plan: np.ndarray  # i4[R, max_num_seqs + 1, 2], drafts of a sequence and further passes, by running sequences
-    accepted: np.ndarray  # f8[num_accepted], chances that at least 1, 2, ... drafts are accepted, row after row
-    sums: np.ndarray  # SUMS[R * ranks, 4]
-    scratch: np.ndarray  # f8[ranks, 9], a rank's attention by resource, and its copies
-    due: np.ndarray  # f8[2 * leaves], tournament tree of the replicas' next times: the earliest at 1, leaves at the end
-    requests: np.ndarray  # REQUEST[n]
-    segments: np.ndarray  # SEGMENT[s], what prompts begin with
-    sequences: np.ndarray  # SEQUENCE[n * KNOBS.num_sequences], one request's after another's; [1] if each is one
-    blocks: np.ndarray  # BLOCK[R * ranks, a power of two of at least the GPU's blocks and the tiers' slots]
-    nodes: np.ndarray  # NODE[R * ranks, a power of two of at least num_gpu_blocks]
-    tables: np.ndarray  # i4[R * ranks, max_num_seqs, t], block tables of one request a row, and a link; or pieces
-    hashes: np.ndarray  # i8[t], of the blocks of a prompt that is matched against all replicas
-    running: np.ndarray  # i4[R * ranks, max_num_seqs], request rows in order of admission
-    steps: np.ndarray  # i4[R * ranks, F, max_num_seqs], entries of the steps in flight
-    drafts: np.ndarray  # i2[R * ranks, F, max_num_seqs], drafts of each entry
-    counts: np.ndarray  # i4[R * ranks, F], entries in each
-    step_end: np.ndarray  # f8[R, F], when each ends
-    histogram: np.ndarray  # i8[HISTOGRAM_BINS], inter-token gaps
-    gaps: np.ndarray  # f4[num_gaps], every inter-token gap, if asked for
-    gap_offset: np.ndarray  # i8[n], where a request's gaps start
-    events: np.ndarray  # EVENT[max_events]
