@@ -39,10 +39,11 @@ def run(scenario: str | Path, settings: Settings | None = None, save_detailed: b
     from .config.scenario import load_scenario
     from .explain.summary import summarize
     from .planning.grid import as_overrides
+    from .planning.limits import with_limits
     from .run import run as simulate
 
     results = simulate(load_scenario(scenario, as_overrides(settings or {})), save_detailed=save_detailed)
-    return Answer(summarize(results), results)
+    return Answer(with_limits(summarize(results), results[0]), results)
 
 
 def compare(*scenarios: str | Path, variants: Iterable[Settings] = ()) -> dict[str, Any]:

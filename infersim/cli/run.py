@@ -38,6 +38,7 @@ def run(
     from infersim.config.scenario import load_scenario
     from infersim.explain.summary import summarize
     from infersim.files import check_file, make_folder
+    from infersim.planning.limits import with_limits
     from infersim.report.chrome_trace import write_chrome_trace
     from infersim.report.export import check_kind, write_export
     from infersim.report.files import check_folder, to_json, write_result
@@ -63,7 +64,7 @@ def run(
     results = go(description, progress=_progress if sys.stderr.isatty() else None, save_detailed=save_detailed)
     description = results[0].scenario
     with uninterrupted():
-        document = summarize(results)
+        document = with_limits(summarize(results), results[0])
         files = write_result(out, document, results, save_detailed) if out is not None else []
         if export is not None and out is not None:
             bench = vllm_bench(results[0], save_detailed)

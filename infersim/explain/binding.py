@@ -38,8 +38,11 @@ class Binding:
     ceiling: str
 
 
-def find_binding(result: Result) -> Binding:
-    """Of the resources, and of the limit of admission if requests wait for it, the one that would gain the most."""
+def find_binding(result: Result, admission: bool = True) -> Binding:
+    """Of the resources, and of the limit of admission if requests wait for it, the one that would gain the most.
+
+    admission: whether a limit of admission can be it; no, where lifting all of them was found to gain nothing.
+    """
     if result.busy_time <= 0:
         return Binding("none", "nothing: no step was run", 1.0, "")
     seconds = dict(zip(RESOURCES, result.time_by_resource.tolist(), strict=True))
@@ -47,7 +50,7 @@ def find_binding(result: Result) -> Binding:
     factor = _amdahl(result.busy_time, seconds[top])
     in_engine = result.waiting_time + result.running_time
     waiting = result.waiting_time / in_engine if in_engine > 0 else 0.0
-    limit = _admission_limit(result) if waiting > QUEUE_SHARE else None
+    limit = _admission_limit(result) if admission and waiting > QUEUE_SHARE else None
     without_limit = _amdahl(result.busy_time, sum(seconds[name] for name in PER_STEP))
     if limit and without_limit > factor:
         text = f"{limit[1]}; requests wait for {waiting:.0%} of their time in the engine"
