@@ -141,3 +141,34 @@ def test_no_room_on_the_cpu_is_recomputation(caching):
     none = short_of_memory(enable_prefix_caching=caching)
     for name in tiny.requests.dtype.names:
         assert np.array_equal(tiny.requests[name], none.requests[name]), name
+
+
+def orca(cluster=None, max_num_seqs=256, **workload):
+    engine = {"preset": "orca", "max_model_len": 2048, "max_num_seqs": max_num_seqs}
+    parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": engine, "workload": workload}
+    return run(build_scenario(parts | ({"cluster": cluster} if cluster else {}), "test"))[0]
+
+
+def test_shares_of_memory_are_shares_when_clients_give_up():
+    """What an aborted request held counts until the moment at which it was aborted, room that it was to fill too."""
+    tokens = {"input_tokens": 1000, "output_tokens": 20}
+    shares = kv_shares(orca(request_rate=50, num_requests=100, timeout=0.01, **tokens))
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) >= -1e-12
+    assert shares["reserved"] > 0
+
+
+def test_pieces_held_for_a_slow_link_are_no_more_than_there_is_a_place_for():
+    """The table of pieces has room for max_num_seqs that run and as many that hold memory without running."""
+    link = {"prefill": {}, "decode": {}, "transfer": {"bandwidth": "10 MB/s"}}
+    tokens = {"input_tokens": 100, "output_tokens": 2}
+    result = orca(link, max_num_seqs=8, request_rate="inf", num_requests=40, **tokens)
+    assert (result.requests["num_output_tokens"] == 2).all()
+    assert (result.replicas.rows["peak_blocks"] <= 2 * 8 * 2048).all()
+
+
+def test_a_peak_is_of_what_lasted():
+    """One request is in the engine for one step, and is seen."""
+    result = orca(request_rate=1, num_requests=1, input_tokens=100, output_tokens=1)
+    assert result.peak_running == 1
+    assert result.replicas.rows["running_time"][0] == pytest.approx(result.busy_time)

@@ -481,7 +481,7 @@ class Fleet:
         own = slice(replica * ranks, (replica + 1) * ranks)
         self.blocks[own] = 0  # the prefix cache, or the trees of groups
         self.nodes[own] = 0
-        for name in ("evictable_blocks", "num_nodes", "free_node", "stranded_blocks"):
+        for name in ("evictable_blocks", "num_nodes", "free_node"):
             self.schedulers[name][own] = 0
         self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0
         self.schedulers["identified"][own] *= np.where(self.schedulers["identified"][own] > 0, -1, 1)
@@ -491,7 +491,7 @@ class Fleet:
             split = self.time_by_resource
             mine["busy_time"] -= cut
             mine["time_by_resource"] -= cut * split / split.sum()
-        mine["in_flight"] = mine["blocked"] = mine["occupied"] = 0
+        mine["in_flight"] = mine["blocked"] = 0
         mine["front_end"] = np.minimum(mine["front_end"], time)
         mine["now"] = mine["device_free"] = mine["latest_end"] = np.maximum(mine["now"], time)
         return ended

@@ -8,6 +8,7 @@ becomes an @example, or a test of its own.
 Property tests that need many examples, such as those of random scenarios, stand in this folder.
 """
 
+import os
 import random
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("INFERSIM_BOUNDSCHECK", "1")  # the engine aborts where it would write out of bounds
 TESTS = Path(__file__).parents[1]
 
 

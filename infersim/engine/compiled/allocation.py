@@ -28,6 +28,12 @@ from .tiers import load, look_below
 
 
 @compiled
+def keeps_tables(knobs):
+    """Whether who holds memory has a row of `tables`, of which there are (1 + RESERVED_PER_SEQUENCE) max_num_seqs."""
+    return knobs.enable_prefix_caching or knobs.allocator
+
+
+@compiled
 def blocks_needed(knobs, num_computed, per_table):
     """KV blocks held by tables of `per_table` blocks once those outside the window of num_computed are freed."""
     block_size = knobs.block_size

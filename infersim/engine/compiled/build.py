@@ -57,7 +57,8 @@ def key() -> str:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     features = json.dumps(dict(llvm.get_host_cpu_features()), sort_keys=True)
-    for part in (version("numba"), version("llvmlite"), version("numpy"), sys.version, platform.platform()):
+    checked = f"boundscheck={bool(os.environ.get('INFERSIM_BOUNDSCHECK'))}"
+    for part in (checked, version("numba"), version("llvmlite"), version("numpy"), sys.version, platform.platform()):
         digest.update(part.encode())
     digest.update((llvm.get_host_cpu_name() + features).encode())
     return digest.hexdigest()[:24]

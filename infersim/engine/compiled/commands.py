@@ -1,13 +1,13 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
-from .allocation import allocate, allocate_matched, free, share_hits
+from .allocation import allocate, allocate_matched, free, keeps_tables, share_hits
 from .blocks import free_table, identify, look_up, take_until
 from .groups import forget
 from .hashes import find, hash_block, key_of
 from .njit import compiled
 from .queue import remove
 from .radix import evict, insert, match_prefix, peek, release_path
-from .replica import count_outstanding, drop_finished, send, stop_running
+from .replica import count_outstanding, drop_finished, observe, send
 from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 
@@ -17,15 +17,6 @@ def wake(replica, time):
     if replica.blocked and replica.in_flight == 0:
         replica.blocked = 0
         replica.now = max(replica.now, time)
-
-
-@compiled
-def hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time):
-    """What is held has changed from these figures at `time`, not since the last `observe`, as the next will take it."""
-    elapsed = max(time - replica.last_schedule, 0.0)
-    replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
-    replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
-    replica.token_time += elapsed * (held_tokens - scheduler.held_tokens)
 
 
 @compiled
@@ -39,6 +30,7 @@ def abort(a, q, time):
     send(a.requests, replica, a.knobs[r], a.call, a.events, r, time, 0.0)
     if request.status >= COMPLETED:
         return False
+    observe(a, r, time)
     before = request.status
     if before == WAITING:
         remove(a.requests, scheduler, q)
@@ -48,10 +40,6 @@ def abort(a, q, time):
     if before == RUNNING:
         drop_finished(a.requests, scheduler, a.running[rank])
         scheduler.num_forks -= request.num_sequences - 1
-        replica.running_time += max(time - replica.last_schedule, 0.0)
-        if scheduler.num_running == 0:
-            stop_running(replica, a.schedulers, r * a.call.ranks, a.call.ranks, time)
-    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
     if a.knobs[r].num_sequences > 1:
         forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
     if a.knobs[r].radix:
@@ -60,7 +48,6 @@ def abort(a, q, time):
             insert(q, computed, scheduler, a.knobs[r], a.requests, a.nodes[rank], a.segments)
         release_path(request, scheduler, a.nodes[rank])
     free(request, scheduler, a.blocks[rank], a.tables[rank])
-    hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time)
     wake(replica, time)
     replica.num_finished += 1
     if request.sent >= 0.0:
@@ -82,12 +69,12 @@ def reserve(a, q, time):
     knobs, replica = a.knobs[r], a.replicas[r]
     rank = r * a.call.ranks + request.rank
     scheduler, blocks, tables = a.schedulers[rank], a.blocks[rank], a.tables[rank]
-    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
+    observe(a, r, time)
     hit = 0
     watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
     if scheduler.identified < 0:
         identify(a.requests, knobs, scheduler, blocks, tables, -1, -1)
-    if knobs.enable_prefix_caching and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
+    if keeps_tables(knobs) and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
         return 0
     tokens = request.max_num_tokens if knobs.reserve == RESERVE_TO_COMPLETION else request.prompt_tokens
     request.num_computed_tokens = request.prompt_tokens - 1
@@ -118,7 +105,6 @@ def reserve(a, q, time):
         return 0
     replica.num_reserved += 1
     scheduler.held_tokens += request.num_computed_tokens
-    hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time)
     return 1 + request.num_blocks - scheduler.num_tables * hit
 
 
@@ -129,11 +115,10 @@ def release(a, q, time):
     replica = a.replicas[request.replica]
     rank = request.replica * a.call.ranks + request.rank
     scheduler = a.schedulers[rank]
-    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
+    observe(a, request.replica, time)
     if a.knobs[request.replica].radix:
         release_path(request, scheduler, a.nodes[rank])
     free(request, scheduler, a.blocks[rank], a.tables[rank])
-    hold_since(replica, scheduler, free_blocks, num_shared, held_tokens, time)
     replica.num_reserved -= 1
     wake(replica, time)
     return True

@@ -95,7 +95,7 @@ def join(requests, replica, schedulers, knobs):
             if request.visible > replica.now:
                 return
             request.status = WAITING
-            replica.waiting_time += replica.now - request.visible  # since the last `observe`
+            replica.waiting_time += replica.now - request.visible  # before the engine core looked
         replica.pending_head = request.next
         if replica.pending_head < 0:
             replica.pending_tail = -1
@@ -107,32 +107,37 @@ def join(requests, replica, schedulers, knobs):
 
 
 @compiled
-def observe(replica, schedulers, knobs, first, ranks):
-    """Add the time since it was looked at last to the integrals of running, waiting and blocks held."""
+def observe(a, r, time):
+    """Integrate over time up to `time` what replica r has running, waiting and held: called before any of it changes.
+
+    Nothing is done if the clock has not moved. Peaks are those of states that lasted.
+    """
+    replica, knobs, ranks = a.replicas[r], a.knobs[r], a.call.ranks
+    elapsed = time - replica.last_observed
+    if elapsed <= 0.0:
+        return
+    replica.last_observed = time
     running, waiting, tokens, shared = 0, 0, 0, 0
     blocks = ranks * (knobs.num_gpu_blocks - 1)
-    for rank in range(first, first + ranks):
-        scheduler = schedulers[rank]
+    for rank in range(r * ranks, (r + 1) * ranks):
+        scheduler = a.schedulers[rank]
         running += scheduler.num_running
         waiting += scheduler.num_waiting
         blocks -= scheduler.free_blocks
         tokens += scheduler.held_tokens
         shared += scheduler.num_shared
-    elapsed = replica.now - replica.last_schedule
-    replica.last_schedule = replica.now
+        if knobs.allocator:
+            replica.final_time += elapsed * scheduler.final_tokens
+            replica.asked_time += elapsed * scheduler.asked_blocks
+            if scheduler.num_waiting > 0 and 0 < scheduler.num_running < knobs.max_num_seqs:  # it only lacks a piece
+                replica.stranded_time += elapsed * scheduler.free_blocks
     replica.running_time += elapsed * running
     replica.waiting_time += elapsed * waiting
     replica.block_time += elapsed * blocks
     replica.token_time += elapsed * tokens
     replica.shared_time += elapsed * shared
-    if replica.occupied:
+    if running > 0:
         replica.occupied_time += elapsed
-    if knobs.allocator:
-        for rank in range(first, first + ranks):
-            scheduler = schedulers[rank]
-            replica.final_time += elapsed * scheduler.final_tokens
-            replica.asked_time += elapsed * scheduler.asked_blocks
-            replica.stranded_time += elapsed * scheduler.stranded_blocks
     replica.peak_running = max(replica.peak_running, running)
     replica.peak_blocks = max(replica.peak_blocks, blocks)
 
@@ -152,22 +157,12 @@ def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks,
     if was_waiting:  # preempted while its last token was in flight
         remove(requests, scheduler, q)
     request.status = COMPLETED
-    free_blocks, num_shared, held_tokens = scheduler.free_blocks, scheduler.num_shared, scheduler.held_tokens
-    final_tokens, asked_blocks = scheduler.final_tokens, scheduler.asked_blocks
     if knobs.radix:
         end_text(q, scheduler, knobs, requests, nodes, segments)
     if request.hold:
         replica.num_reserved += 1
     else:
         free(request, scheduler, blocks, tables)
-    if not was_waiting:  # the next `observe` does not see what it held since the last one
-        elapsed = replica.now - replica.last_schedule
-        replica.running_time += elapsed
-        replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
-        replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
-        replica.token_time += elapsed * (held_tokens - scheduler.held_tokens)
-        replica.final_time += elapsed * (final_tokens - scheduler.final_tokens)
-        replica.asked_time += elapsed * (asked_blocks - scheduler.asked_blocks)
     replica.num_finished += 1
     count_outstanding(replica, -1, end)
     log_event(call, events, replica, q, r, FINISHED)
@@ -190,22 +185,15 @@ def end_text(q, scheduler, knobs, requests, nodes, segments):
 
 @compiled
 def enter_prefills(a, r, slot):
-    """What prefills that end with a step have computed enters the radix trees, before the step's tokens are looked at.
-
-    The next `observe` does not see what that frees.
-    """
-    replica, knobs = a.replicas[r], a.knobs[r]
-    elapsed = replica.now - replica.last_schedule
+    """What prefills that end with a step have computed enters the radix trees, before its tokens are looked at."""
+    knobs = a.knobs[r]
     for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
         scheduler = a.schedulers[rank]
-        free_blocks, num_shared = scheduler.free_blocks, scheduler.num_shared
         for i in range(a.counts[rank, slot]):
             q = a.steps[rank, slot, i]
             if q >= 0 and a.requests[q].entered == 0 and a.requests[q].status == RUNNING:
                 insert(q, a.requests[q].prefill_end, scheduler, knobs, a.requests, a.nodes[rank], a.segments)
                 a.requests[q].entered = 1
-        replica.block_time += elapsed * (scheduler.free_blocks - free_blocks)
-        replica.shared_time += elapsed * (num_shared - scheduler.num_shared)
 
 
 @compiled
@@ -218,16 +206,6 @@ def drop_finished(requests, scheduler, running):
             running[kept] = q
             kept += 1
     scheduler.num_running = kept
-
-
-@compiled
-def stop_running(replica, schedulers, first, ranks, time):
-    """If nothing runs any more: the next `observe`, should there be one, does not see that something did."""
-    for rank in range(first, first + ranks):
-        if schedulers[rank].num_running > 0:
-            return
-    replica.occupied_time += replica.occupied * max(time - replica.last_schedule, 0.0)
-    replica.occupied = 0
 
 
 @compiled
@@ -250,6 +228,7 @@ def deliver(a, r, slot, end):
 def end_step(a, r):
     """Process the outputs of the oldest step in flight, whose tokens are known when it ends."""
     call, requests, replica, knobs = a.call, a.requests, a.replicas[r], a.knobs[r]
+    observe(a, r, replica.now)
     slot = replica.oldest_step
     end = a.step_end[r, slot]
     replica.oldest_step = slot + 1 if slot + 1 < knobs.steps_in_flight else 0
@@ -270,8 +249,6 @@ def end_step(a, r):
         enter_prefills(a, r, slot)
     placeholder = 1 if knobs.async_scheduling else 0
     grouped = knobs.num_sequences > 1
-    if grouped:
-        observe(replica, a.schedulers, knobs, r * call.ranks, call.ranks)  # groups hold other blocks from here on
     for rank in range(r * call.ranks, (r + 1) * call.ranks):
         scheduler = a.schedulers[rank]
         step, drafts = a.steps[rank, slot], a.drafts[rank, slot]
@@ -327,8 +304,6 @@ def end_step(a, r):
                 )  # fmt: skip
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
-            if scheduler.num_running == 0:
-                stop_running(replica, a.schedulers, r * call.ranks, call.ranks, replica.now)
     replica.num_drafts += num_drafts
     replica.num_accepted += num_drafts_accepted
     if regular_gaps > 0:
@@ -390,7 +365,7 @@ def start_step(a, r):
     call, requests, replica, knobs, price = a.call, a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
-    observe(replica, a.schedulers, knobs, first, call.ranks)
+    observe(a, r, replica.now)
     join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
@@ -399,7 +374,6 @@ def start_step(a, r):
     num_preemptions = replica.num_preemptions
     tokens = 0
     sequences = 0
-    replica.occupied = 0
     turned_away = False
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
@@ -417,11 +391,6 @@ def start_step(a, r):
             turned_away |= turn_away(a, r, rank)
         tokens += scheduler.num_tokens
         sequences = max(sequences, scheduler.num_scheduled)
-        if scheduler.num_running > 0:
-            replica.occupied = 1
-        if knobs.allocator:
-            waits = scheduler.num_waiting > 0 and 0 < scheduler.num_running < knobs.max_num_seqs
-            scheduler.stranded_blocks = scheduler.free_blocks if waits else 0
     if tokens == 0:
         if replica.in_flight == 0 and (
             is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions or turned_away

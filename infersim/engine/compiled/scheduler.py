@@ -11,6 +11,7 @@ from .allocation import (
     allocate_matched,
     cached_tokens,
     gate,
+    keeps_tables,
     promised_blocks,
 )
 from .blocks import identify
@@ -113,11 +114,11 @@ def schedule(
                         continue
                 arrived = request.num_blocks > 0  # its KV came from elsewhere
                 if (
-                    knobs.enable_prefix_caching
+                    keeps_tables(knobs)
                     and not arrived
                     and replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
                 ):
-                    break  # rows of block tables are left for what runs
+                    break  # rows of the tables are left for what runs
                 if request.last_step >= replica.num_steps - replica.in_flight:
                     q = after  # preempted, and a step with it is still to come back
                     continue

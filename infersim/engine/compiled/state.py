@@ -314,13 +314,12 @@ REPLICA = np.dtype(
         ("busy_time", "f8"),
         ("last_change", "f8"),  # of `outstanding`
         ("outstanding_time", "f8"),  # integral of `outstanding` over time: Little's law
-        ("last_schedule", "f8"),
-        ("running_time", "f8"),  # integrals from schedule to schedule
+        ("last_observed", "f8"),
+        ("running_time", "f8"),  # integrals up to last_observed
         ("waiting_time", "f8"),
         ("block_time", "f8"),
         ("shared_time", "f8"),  # of blocks saved
         ("occupied_time", "f8"),  # while anything ran
-        ("occupied", "i1"),  # anything has run since the last schedule
         (
             "token_time",
             "f8",
@@ -382,7 +381,6 @@ SCHEDULER = np.dtype(
         ("held_tokens", "i8"),  # computed, of all requests that hold blocks
         ("final_tokens", "i8"),  # of requests that hold pieces: what these will have held in the end
         ("asked_blocks", "i8"),  # for which there are pieces
-        ("stranded_blocks", "i4"),  # free since the last schedule although a request waits that only lacks a piece
     ],
     align=True,
 )
