@@ -1,7 +1,7 @@
 """Files that are written whole or not at all."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +32,14 @@ def make_folder(folder: Path, asked: str) -> None:
         raise InputError(f"{asked} {folder}: {error.strerror}; must be a folder that can be made") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{asked} {folder}: cannot be written to; must be a folder that can")
+
+
+def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
+    """Remove what `replace_file` left beside files of these names in processes that were killed meanwhile."""
+    ours = tuple(f".{name}." for name in names)
+    for path in folder.glob(".*"):
+        if path.name.startswith(ours) and path.suffix[1:].isdigit():
+            path.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str, asked: str) -> None:

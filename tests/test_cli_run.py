@@ -115,6 +115,35 @@ def test_an_earlier_result_is_replaced_and_anything_else_is_not(scenario, tmp_pa
     assert invoke("run", scenario(), "--out", str(file / "below")).exit_code == 2
 
 
+def test_a_folder_in_which_a_writer_was_killed_is_still_ours(scenario, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".requests.csv.12345").write_text("request_id,")
+    assert invoke("run", scenario(), "--out", str(out)).exit_code == 0
+    assert {path.name for path in out.iterdir()} == {"result.json", "requests.csv"}
+
+
+def test_cells_are_names_as_they_are_whatever_they_hold(scenario, tmp_path):
+    """Commas, quotes, newlines, and names that begin with "nan": what csv reads is what was described."""
+    adapters, tenants = ["nano", "a,b", "line\nbreak"], ["nancy", 'x"y', "nan"]
+    workload = SMALL["workload"] | {"models": dict.fromkeys(adapters, 1), "tenants": {name: {} for name in tenants}}
+    described = scenario(lora={"adapters": dict.fromkeys(adapters, 8), "max_loras": 4}, workload=workload)
+    assert invoke("run", described, "--out", str(tmp_path / "out")).exit_code == 0
+    with open(tmp_path / "out" / "requests.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 50
+    assert {row["model"] for row in rows} == set(adapters)
+    assert {row["tenant"] for row in rows} == set(tenants)
+    assert all(row["status"] == "completed" and float(row["e2el_ms"]) > 0 for row in rows)
+
+
+def test_a_run_without_an_answer_has_a_report(scenario, tmp_path):
+    page = tmp_path / "page.html"
+    dead = scenario(cluster={"failures": [{"kind": "crash", "at": 0}]})
+    assert invoke("run", dead, "--report", str(page)).exit_code == 0
+    assert "time out or are lost" in page.read_text()
+
+
 def test_a_missed_slo_is_exit_code_1_and_a_met_one_0(scenario):
     missed = invoke("run", scenario(slo={"p99_ttft_ms": 1}))
     assert missed.exit_code == 1

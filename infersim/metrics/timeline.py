@@ -76,7 +76,7 @@ def _per_second(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
 def ramps(start: np.ndarray, end: np.ndarray, amount: np.ndarray, times: np.ndarray) -> np.ndarray:
     """The sum at each time of ramps that rise evenly from 0 at `start` to `amount` at `end`, and stay there."""
     known = np.isfinite(start) & np.isfinite(end)
-    start, length = start[known], np.maximum((end - start)[known], 1e-9)
+    start, length = start[known], np.maximum(end[known] - start[known], 1e-9)
     slope = amount[known] / length
     return _weighted(start, slope, times) - _weighted(start + length, slope, times)
 

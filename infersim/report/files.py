@@ -1,6 +1,9 @@
 """result.json and requests.csv, written whole or not at all."""
 
+import csv
+import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from infersim.config.errors import InputError
-from infersim.files import replace_file, replace_text
+from infersim.files import remove_leftovers, replace_file, replace_text
 from infersim.metrics.result import Result
 
 RESULT, REQUESTS, GAPS = "result.json", "requests.csv", "itls.npz"
@@ -31,6 +34,7 @@ def check_folder(folder: Path) -> None:
     """InputError if `folder` is no place to write: it holds something else, or cannot be made. Makes it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder, OURS)
         others = sorted({path.name for path in folder.iterdir()} - OURS)
         writable = os.access(folder, os.W_OK | os.X_OK)
     except OSError as error:
@@ -64,15 +68,23 @@ def write_result(folder: Path, document: dict[str, Any], results: list[Result], 
 
 
 def _write_requests(file: Any, results: list[Result]) -> None:
-    """One row per request: times in s to the microsecond, empty where something never happened."""
+    """One row per request: times in s to the microsecond, empty where something never happened; quoted as in RFC 4180,
+    since names of tenants, models and adapters are any text."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
     for number, result in enumerate(results):
         columns = {"replication": np.full(len(result.requests), number)} if len(results) > 1 else {}
         columns |= result.columns()
         if number == 0:
-            file.write((",".join(columns) + "\n").encode())
-        row = ",".join("%.6f" if c.dtype.kind == "f" else "%s" for c in columns.values()) + "\n"
+            writer.writerow(columns)
         for start in range(0, len(result.requests), ROWS):
-            lists = [column[start : start + ROWS].tolist() for column in columns.values()]
-            cells = [cell for cells in zip(*lists, strict=True) for cell in cells]
-            text = row * len(lists[0]) % tuple(cells)
-            file.write(text.replace(",nan", ",").encode())
+            cells = [_cells(column[start : start + ROWS]) for column in columns.values()]
+            writer.writerows(zip(*cells, strict=True))
+    text.detach()
+
+
+def _cells(column: np.ndarray) -> list[Any]:
+    values = column.tolist()
+    if column.dtype.kind != "f":
+        return values
+    return ["" if math.isnan(value) else f"{value:.6f}" for value in values]

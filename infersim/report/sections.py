@@ -296,7 +296,7 @@ def over_time(briefing: dict[str, Any]) -> dict[str, Any]:
         charts.append(figure("Requests that were preempted", about, "requests/s", by_their_start=lines["preempted"]))
     count, there = len(answer["replicas"]), briefing["replicas_there"]
     text = f"{count} replica{'s' if count > 1 else ''} all the time."
-    if there < 0.999 * count:
+    if there is not None and there < 0.999 * count:
         text = f"Of {count} replicas, {there:.3g} were there on average."
     if count > 1:
         about = f"At most {max(lines['replicas'], default=0):.4g} replicas hold a request."

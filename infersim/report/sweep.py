@@ -7,7 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 from infersim.config.errors import InputError
-from infersim.files import make_folder, replace_text
+from infersim.files import make_folder, remove_leftovers, replace_text
 
 TABLE, POINTS = "sweep.csv", "points"
 COLUMNS = {
@@ -27,8 +27,8 @@ COLUMNS = {
 def check_sweep_folder(folder: Path) -> None:
     """InputError if `folder` holds something that no sweep left there, or cannot be made. Makes it."""
     make_folder(folder, "--out")
-    others = sorted(path.name for path in folder.iterdir() if path.name not in (TABLE, POINTS))
-    if others := [name for name in others if not name.startswith(f".{TABLE}.")]:
+    remove_leftovers(folder, [TABLE])
+    if others := sorted({path.name for path in folder.iterdir()} - {TABLE, POINTS}):
         raise InputError(
             f"--out {folder}: holds {others[0]}, which no sweep wrote; must be a new or an empty folder, or"
             " that of an earlier sweep"
