@@ -84,6 +84,36 @@ def test_workers_do_not_change_a_byte(tmp_path):
     assert seen == [(2, 4, 2), (3, 4, 2), (4, 4, 2)]
 
 
+def test_a_point_whose_files_hold_something_else_is_another_point(tmp_path):
+    """Of the same size and name: the model, the trace, the rates that were accepted."""
+    model = json.dumps({"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 32,
+                        "num_attention_heads": 8, "vocab_size": 1000, "max_position_embeddings": 4096})  # fmt: skip
+    (tmp_path / "config.json").write_text(model)
+    (tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,50\n1,100,50\n")
+    (tmp_path / "accepted.csv").write_text("0.2,0.1\n0.8,0.3\n")
+    speculation = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"trace": "accepted.csv"}}
+    keys = {"model": "./config.json", "hardware": "h100-sxm", "workload": {"trace": "trace.csv"}}
+    (tmp_path / "s.yaml").write_text(json.dumps(keys | {"speculation": speculation}))
+
+    def answers():
+        return sweep(tmp_path / "s.yaml", {"engine.max_num_seqs": [8]}, out=tmp_path / "map", workers=1)[0]["answer"]
+
+    seen = [answers()]
+    assert answers() == seen[0]
+    for file, old, new in (
+        ("config.json", ": 32,", ": 16,"),
+        ("trace.csv", "100", "900"),
+        ("accepted.csv", "0.8", "0.9"),
+    ):
+        path = tmp_path / file
+        stamp = path.stat()
+        path.write_text(path.read_text().replace(old, new))
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+        seen.append(answers())
+    assert len({json.dumps(answer, sort_keys=True) for answer in seen}) == 4
+    assert len(list((tmp_path / "map" / "points").iterdir())) == 4
+
+
 def test_a_point_that_cannot_run_is_an_answer(tmp_path):
     """70B on one GPU does not fit: the point says so, the others run."""
     result = CliRunner().invoke(

@@ -1,5 +1,6 @@
 """A sweep: one scenario at every point of a grid, in parallel, each finished point a file, so that it can go on."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infersim.config.errors import InputError
+from infersim.config.resources import exists
 from infersim.config.scenario import Scenario, load_variants
 from infersim.explain.summary import summarize
 from infersim.files import replace_text
@@ -16,6 +18,7 @@ from .executor import map_unordered
 from .grid import as_overrides, grid
 
 POINTS = "points"
+WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}  # of a model's folder: nothing reads them
 Progress = Callable[[int, int, int], None]
 """called with points done, points in all, and how many of those done were found on disk"""
 
@@ -82,11 +85,41 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def name_of(scenario: Scenario) -> str:
-    """The name of a point's file: a hash of the scenario in full, of its trace's size and date, and of our sources."""
-    trace = scenario.workload.trace
-    stamp = [Path(trace).stat().st_size, Path(trace).stat().st_mtime_ns] if trace and Path(trace).is_file() else None
-    text = json.dumps([scenario.resolved(), stamp, _sources()], sort_keys=True)
+    """The name of a point's file: a hash of the scenario in full, of what the files that it names hold, and of our
+    sources and data."""
+    resolved = scenario.resolved()
+    files = {text: _content(text) for text in _texts(resolved) if exists(Path(text))}
+    text = json.dumps([resolved, files, _sources()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in the values of a document: whichever is a path, for whichever key, names a file."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def _content(path: str) -> list[list[Any]]:
+    """What a file holds, or each file of a folder (a model, clients of a trace): its name and its hash."""
+    files = sorted(Path(path).iterdir()) if Path(path).is_dir() else [Path(path)]
+    return [[file.name, _hash(str(file), *_stamp(file))] for file in files if file.is_file()]
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash(file: str, size: int, *_: int) -> str:
+    """Of a file's bytes; of one that is no description and no trace (weights, say), its size."""
+    if Path(file).suffix in WEIGHTS:
+        return str(size)
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _sources(cache: list[str] = []) -> str:  # noqa: B006 (computed once per process)
