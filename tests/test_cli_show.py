@@ -82,3 +82,16 @@ def test_a_profile_shows_its_errors_on_held_out_kernels():
     lines = {line.split()[0]: line for line in show("profile", "b200-sxm").stdout.splitlines() if line.strip()}
     for name in ("gemm.bf16", "moe.nvfp4", "all_reduce.bf16@trtllm"):
         assert "90th percentile" in lines[name]
+
+
+@pytest.mark.parametrize("engine", [{"max_num_seqs": 1}, {"max_num_batched_tokens": 3}, {"max_num_batched_tokens": 2}])
+def test_break_even_of_an_engine_of_few_sequences(engine, tmp_path):
+    """The batch by context is at most what the engine takes."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"rate": 0.5}}
+    load = {"request_rate": 1, "num_requests": 20, "input_tokens": 10, "output_tokens": 20}
+    keys = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": engine, "workload": load}
+    (tmp_path / "s.yaml").write_text(json.dumps(keys | {"speculation": speculation}))
+    outcome = show("break-even", str(tmp_path / "s.yaml"), "--json")
+    over = json.loads(outcome.stdout)["speculation"]["over_context"]
+    assert [row["batch"] for row in over] == ([] if engine == {"max_num_batched_tokens": 2} else [1] * len(over))
+    assert show("break-even", str(tmp_path / "s.yaml")).exit_code == 0

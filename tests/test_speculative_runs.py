@@ -229,3 +229,16 @@ def test_speculation_costs_at_most_twice_the_time_of_a_step():
         return best
 
     assert seconds_per_step(EAGLE) < 2 * seconds_per_step(None)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 8])
+def test_drafts_by_goodput_where_a_step_has_little_room(budget):
+    """No plan drafts more than what one step can verify."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"rate": 0.5},
+                   "num_speculative_tokens_per_batch_size": "goodput"}  # fmt: skip
+    load = {"request_rate": 1, "num_requests": 20, "input_tokens": 10, "output_tokens": 20}
+    engine = {"max_num_batched_tokens": budget, "max_num_seqs": 1}
+    keys = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": engine, "workload": load}
+    scenario = build_scenario(keys | {"speculation": speculation}, "test")
+    assert run(scenario)[0].completed.all()
+    assert deployment_of(scenario).replica().drafts.max() <= budget - 1

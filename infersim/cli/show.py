@@ -242,12 +242,12 @@ def break_even(
         tokens = acceptance_table(deployment.speculation).tokens_by_drafts(len(draft.passes) - 1)
         seqs = deployment.engine.max_num_seqs
         rows = economics.speculation_over_batch(cost, draft, tokens, context, seqs)
-        over_context = economics.speculation_over_context(cost, draft, tokens, 32, deployment.engine.max_model_len)
+        over_context = economics.speculation_over_context(cost, draft, tokens, seqs, deployment.engine.max_model_len)
         document["speculation"] = {
             "method": deployment.speculation.method,
             "over_batch": rows,
             "negative_from_batch": economics.crossing(rows, "batch"),
-            "over_context_at_batch_32": over_context,
+            "over_context": over_context,
             "negative_from_context": economics.crossing(over_context, "context"),
         }
     if description.early_exit is not None:
@@ -265,19 +265,13 @@ def break_even(
 
 
 def _print_break_even(document: dict[str, Any]) -> None:
-    if spec := document.get("speculation"):
-        print(f"speculation ({spec['method']}), {document['context']:,} tokens of context")
-        rows = [
-            {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
-            for row in spec["over_batch"]
-        ]
-        _print_rows(rows)
-        batch, tokens = spec["negative_from_batch"], spec["negative_from_context"]
-        print(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
-        contexts = ", ".join(f"{row['gain']:.3g} at {row['context']:,}" for row in spec["over_context_at_batch_32"])
-        print(f"gain at batch 32 by context: {contexts}{f'; negative from {tokens:,}' if tokens else ''}")
-    else:
+    spec = document.get("speculation")
+    if spec is None:
         print("speculation: none in this scenario; --set speculation={...} describes it")
+    elif not spec["over_batch"]:
+        print("speculation: max_num_batched_tokens is too small to verify the drafts of one sequence")
+    else:
+        _print_speculation(spec, document["context"])
     kernels = ", ".join(f"{name} from {rows:,}" for name, rows in document["int4_crossover_rows"].items() if rows)
     print(f"INT4 weights no longer gain over 16 bits (rows of a linear layer): {kernels or 'unknown for this device'}")
     if exits := document.get("early_exit"):
@@ -288,6 +282,21 @@ def _print_break_even(document: dict[str, Any]) -> None:
     if loads := document.get("kv_offloading"):
         print("offloaded KV: a prompt alone is computed, or loaded but for its last block")
         _print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in loads])
+
+
+def _print_speculation(spec: dict[str, Any], context: int) -> None:
+    print(f"speculation ({spec['method']}), {context:,} tokens of context")
+    rows = [
+        {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in spec["over_batch"]
+    ]
+    _print_rows(rows)
+    batch, tokens = spec["negative_from_batch"], spec["negative_from_context"]
+    print(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
+    if over := spec["over_context"]:
+        contexts = ", ".join(f"{row['gain']:.3g} at {row['context']:,}" for row in over)
+        negative = f"; negative from {tokens:,}" if tokens else ""
+        print(f"gain at batch {over[0]['batch']} by context: {contexts}{negative}")
 
 
 @app.command("network")

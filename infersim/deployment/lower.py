@@ -111,7 +111,8 @@ class Deployment:
         table = acceptance_table(self.speculation)
         chances = (table.accepted[:, 0] * table.share[:, None]).sum(axis=0)
         result = []
-        limit = min(self.engine.max_num_seqs, (len(cost.head) - 1) // (1 + most))
+        room = len(cost.head) - 1  # tokens to sample in one step, drafts included
+        limit = min(self.engine.max_num_seqs, max(room // (1 + most), 1))
         for batch in dict.fromkeys(np.geomspace(1, limit, 40).astype(int).tolist()):
 
             def rate(k: int, batch=batch) -> float:
@@ -120,7 +121,7 @@ class Deployment:
                 )
                 return (1 + chances[:k].sum()) / seconds
 
-            result.append((batch, max(range(most + 1), key=rate)))
+            result.append((batch, max(range(min(most, room // batch - 1) + 1), key=rate)))
         return result
 
     def knobs(self, max_concurrency: int = 0):

@@ -40,7 +40,7 @@ def speculation_over_batch(
     most = len(tokens) - 1
     rows = []
     for batch in BATCHES:
-        if batch > max_num_seqs or batch * (1 + most) >= min(len(cost.linear), len(cost.head)):
+        if batch > min(max_num_seqs, _most_verified(cost, most)):
             break
         plain = batch_time(cost, batch, context)
         costs = [
@@ -64,6 +64,11 @@ def speculation_over_batch(
     return rows
 
 
+def _most_verified(cost: StepCost, drafts: int) -> int:
+    """Sequences of which a step can verify so many drafts each."""
+    return (min(len(cost.linear), len(cost.head)) - 1) // (1 + drafts)
+
+
 def crossing(rows: list[dict[str, Any]], key: str) -> int | None:
     """The first `key` at which the gain is gone, by straight lines between rows in the logarithm; None if never."""
     for before, after in zip([None, *rows], rows, strict=False):
@@ -76,15 +81,16 @@ def crossing(rows: list[dict[str, Any]], key: str) -> int | None:
 
 
 def speculation_over_context(
-    cost: StepCost, draft: DraftCost, tokens: np.ndarray, batch: int, longest: int
+    cost: StepCost, draft: DraftCost, tokens: np.ndarray, max_num_seqs: int, longest: int
 ) -> list[dict[str, Any]]:
-    """The gain at one batch over context."""
+    """The gain over context at a batch of 32, or the most that the engine takes: below 1 sequence, no rows."""
     most, rows = len(tokens) - 1, []
+    batch = min(32, max_num_seqs, _most_verified(cost, most))
     for context in CONTEXTS:
-        if context <= longest:
+        if context <= longest and batch:
             plain = batch_time(cost, batch, context)
             time = batch_time(cost, batch, context, most) + draft_time(draft, cost, batch, context, most)
-            rows.append({"context": context, "gain": float(tokens[most] * plain / time)})
+            rows.append({"context": context, "batch": batch, "gain": float(tokens[most] * plain / time)})
     return rows
 
 
