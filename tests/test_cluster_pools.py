@@ -492,6 +492,43 @@ def test_failures_by_chance_do_not_keep_a_dead_run_alive():
     assert set(r["status"]) == {state.LOST}
 
 
+def test_repairs_that_help_nobody_do_not_keep_a_dead_run_alive():
+    """Of two pools the first dies for good, the second has failures by chance for ever: what waits is lost."""
+    for kind in ("slow", "crash"):
+        chance = {"kind": kind, "mean_time_between": 5, "duration": 5}
+        kinds = [{"replicas": 1}, {"replicas": 8, "model": "Llama-3.2-1B", "served_model_name": "small"}]
+        result = run(
+            build_scenario(
+                {
+                    **MODEL,
+                    "cluster": {"kinds": kinds, "router": "least-outstanding", "failures": [{"at": 5}]
+                                + [chance | {"replica": r} for r in range(1, 9)]},
+                    "workload": {"request_rate": 10, "num_requests": 100, "input_tokens": 800, "output_tokens": 100,
+                                 "retries": 3, "models": {"Llama-3.1-8B": 1, "small": 3}},
+                },
+                "test",
+            )
+        )[0]  # fmt: skip
+        late = result.requests["sent"] > 5
+        for number, name in enumerate(result.models):
+            status = result.requests["status"][late & (result.model == number)]
+            assert set(status) == {state.COMPLETED if name == "small" else state.LOST}
+
+
+def test_waits_for_a_repair_that_helps():
+    """Nothing else is to come when the only replica is mended."""
+    cluster = {"replicas": 1, "failures": [{"at": 1, "duration": 100}]}
+    r = serve_all(cluster, [server()], requests_of([2.0], 1, 1)).requests
+    assert (r["status"][0], r["scheduled"][0]) == (state.COMPLETED, 101)
+
+
+def test_a_thousand_retries_without_backoff_and_none_that_would_last_for_ever():
+    served = serve_all({"replicas": 1}, [server()], requests_of([0.0], 1, 9), timeout=1e-3, retries=1100, backoff=0.0)
+    assert served.retries == 1100
+    with pytest.raises(InputError, match="retries: a backoff that doubles 1099 times"):
+        scenario_of({}, retries=1100)
+
+
 def test_a_crash_loses_what_is_in_the_replica_and_retries_bring_it_back():
     """Two servers of 10 s a request, the first dies at 25 s: it has requests 4 and 6; both are lost, or come again."""
     requests = requests_of(np.arange(10) * 5.0, 1, 10)

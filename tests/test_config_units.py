@@ -85,3 +85,9 @@ def test_count(value, count):
 def test_wrong_count(wrong):
     with pytest.raises(ValueError, match="must be a whole number"):
         parse_count(wrong)
+
+
+@pytest.mark.parametrize(("text", "unit"), [("1e300", "s"), ("1e6 h", "s"), (1e13, "ms")])
+def test_a_time_is_at_most_what_a_clock_can_tell_microseconds_of(text, unit):
+    with pytest.raises(ValueError, match="of at most"):
+        parse_quantity(text, unit)

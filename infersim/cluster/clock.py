@@ -19,6 +19,8 @@ class Clock(simpy.Environment):
         self._reports: list[tuple[float, Callable[[], None]]] = []
         self._ahead = 0
         """events to come that are not of a watch"""
+        self.hope: Callable[[], bool] = lambda: False
+        """whether something that is watched for may yet set things going"""
 
     def add_report(self, interval: float, report: Callable[[], None]) -> None:
         """`report` is called at the times k * interval before something is decided: signals have an age."""
@@ -77,8 +79,8 @@ class Clock(simpy.Environment):
                 look()
 
     def _is_over(self, until: float) -> bool:
-        """Only watches are left, and nothing that they could see: later than now, and every replica idle."""
-        return until > self._now and self.fleet.next_time() == math.inf
+        """Only watches are left, and nothing that they could see: later than now, every replica idle, and no hope."""
+        return until > self._now and self.fleet.next_time() == math.inf and not self.hope()
 
     def _next_report(self, until: float, reported: list[int], eventful: bool) -> tuple[int, int]:
         """(k, which report) of the first that is due by `until`, before which nothing else happens; -1 if none is.

@@ -18,6 +18,11 @@ class Failures:
         self.slow: dict[int, list[float]] = {}
         """factors of each replica"""
         self.cuts = 0
+        self.gone: set[int] = set()
+        """replicas that have died for ever"""
+        self.repairs = 0
+        """replicas and links that will be whole again, but for what breaks meanwhile"""
+        front.clock.hope = self._hope
 
     def begin(self, failures: tuple[Failure, ...]) -> None:
         """Start a process for each failure, and for each replica of one that strikes by chance."""
@@ -50,9 +55,15 @@ class Failures:
             return
         self._change(failure, replica, True, duration is None)
         if duration is not None:
-            yield front.clock.at(front.clock.now + duration)
+            self.repairs += failure.kind != "slow"
+            yield front.clock.watch(front.clock.now + duration)
+            self.repairs -= failure.kind != "slow"
             if front.left:
                 self._change(failure, replica, False)
+
+    def _hope(self) -> bool:
+        """Whether a repair to come may let a request end: one that has not lost for ever all replicas that it needs."""
+        return self.repairs > 0 and self.front.may_end(self.gone)
 
     def _change(self, failure: Failure, replica: int, breaks: bool, for_ever: bool = False) -> None:
         front, now = self.front, self.front.clock.now
@@ -68,6 +79,7 @@ class Failures:
         else:
             before = self.crashes.get(replica, 0)
             self.crashes[replica] = before + (1 if breaks else -1)
+            self.gone |= {replica} if for_ever else set()
             if before == 0:
                 pool = front.home[replica]
                 self.after[replica] = READY if pool.state[pool.place[replica]] in (READY, STARTING) else OFF

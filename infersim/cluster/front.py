@@ -1,5 +1,6 @@
 """The front door of a cluster: requests arrive, a router sends each to a replica, clients learn what became of it."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -260,7 +261,7 @@ class Front:
         """An attempt has failed: the client tries again, or that was its last."""
         if self.attempts[i] <= self.clients.retries:
             attempt = int(self.attempts[i])
-            wait = self.clients.backoff * 2.0 ** (attempt - 1)
+            wait = math.ldexp(self.clients.backoff, attempt - 1)
             self.clock.call_at(time + wait, lambda: self._try(i, time + wait))
         else:
             self._end(i, outcome, time)
@@ -342,6 +343,18 @@ class Front:
             self.lose(i, time)
         for pool in self.pools:
             self.admit(pool, time)
+
+    def may_end(self, gone: set[int]) -> bool:
+        """Whether there is a request left whose pools are not all among the replicas that are gone for ever."""
+        left = self.outcome == 0
+        for pool in self.all_pools:
+            if gone.issuperset(pool.members) and self.needs(pool):
+                left &= ~self.rows_of(pool)
+        return bool(left.any())
+
+    def needs(self, pool: Pool) -> bool:
+        """Whether requests that come by this pool cannot do without."""
+        return True
 
     def cut(self, is_cut: bool, for_ever: bool) -> None:
         """The link between the pools breaks, or is whole again."""

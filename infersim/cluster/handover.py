@@ -74,6 +74,10 @@ class HandOver(Front):
     def rows_of(self, pool: Pool) -> np.ndarray:
         return np.ones(len(self.requests), bool) if pool is self.prefill else super().rows_of(pool)
 
+    def needs(self, pool: Pool) -> bool:
+        """A decode replica can compute prompts too."""
+        return pool is not self.prefill
+
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A prefill replica gets request i, or a decode replica if the decider says so or nobody can hand it over."""
         there = self.prefill.allowed()

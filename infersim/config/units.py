@@ -26,13 +26,16 @@ UNITS: dict[str, tuple[str, str, dict[str, float]]] = {
     "": ("a number without a unit", "0.9", {}),
 }
 
+LONGEST = {"s": 1e9, "ms": 1e12}  # 32 years: a clock that has run longer no longer tells microseconds apart
+
 QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.{0,20})?\s*")
 
 
 def parse_quantity(value: Any, unit: str) -> float:
     """The value in SI `unit`, one of UNITS; a bare number is in that unit already.
 
-    ValueError, in one line, for anything that is not a finite number >= 0 with a unit of that kind.
+    ValueError, in one line, for anything that is not a finite number >= 0 with a unit of that kind, or a time of more
+    than 32 years.
     """
     kind, example, spellings = UNITS[unit]
     wrong = f"must be {kind} such as {example}"
@@ -58,6 +61,8 @@ def parse_quantity(value: Any, unit: str) -> float:
         raise ValueError(f"{wrong}, finite (got {short(value)})")
     if result < 0:
         raise ValueError(f"{wrong}, not negative (got {short(value)})")
+    if unit in LONGEST and result > LONGEST[unit]:
+        raise ValueError(f"{wrong}, of at most {LONGEST[unit]:g} (got {short(value)})")
     return result
 
 

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from .base import Description
-from .units import Count, CountOrZero, Number, Parsed, Seconds, Share, parse_quantity, short
+from .units import LONGEST, Count, CountOrZero, Number, Parsed, Seconds, Share, parse_quantity, short
 
 Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
@@ -332,6 +332,8 @@ class Workload(Description):
             wrong.append("model_column is for a trace, instead of models")
         if self.ramp_up and self.request_rate is not None:
             wrong.append("must have request_rate or ramp_up, not both")
+        if self.retries and self.backoff and math.log2(self.backoff) + self.retries - 1 > math.log2(LONGEST["s"]):
+            wrong.append(f"retries: a backoff that doubles {self.retries - 1} times ends above 32 years; must be fewer")
         if wrong:
             raise ValueError("; ".join(wrong))
         return self
