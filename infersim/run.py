@@ -163,7 +163,8 @@ def _simulate(
     fleet = Fleet(
         [spec for spec, _ in sites],
         ranks=kinds[0][0].parallelism.attention_data,
-        keep_gaps=save_detailed or scenario.simulation.warmup != 0,
+        # else the histogram of all gaps is that of the completed requests' gaps, which alone count
+        keep_gaps=bool(save_detailed or scenario.simulation.warmup or load.timeout or scenario.cluster.failures),
         shares_text=requests.segments is not None,
         acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
         seed=seed,

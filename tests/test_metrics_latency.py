@@ -5,7 +5,8 @@ import pytest
 from synthetic import histogram_of, result_of, result_of_queue, scenario_of
 
 from infersim.engine.compiled.state import REJECTED
-from infersim.metrics.latency import count, histogram_percentiles, measure
+from infersim.metrics.latency import count, histogram_percentiles, latency_quantiles, measure, measured_gaps
+from infersim.run import run
 
 
 def three(**keys):
@@ -119,3 +120,26 @@ def test_columns_say_what_never_happened_with_nan():
     assert list(columns["status"]) == ["completed", "rejected", "completed"]
     assert columns["tpot_ms"][2] == pytest.approx(100)
     assert list(run.to_pandas()["request_id"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ends", [{"timeout": 3}, {"failures": [{"at": 5, "duration": 1}]}])
+def test_gaps_are_those_of_completed_requests_whether_they_are_saved_or_not(ends):
+    """Clients that give up after some tokens, and requests that die with their replica, are no part of any metric."""
+    load = {"request_rate": 30, "num_requests": 400, "input_tokens": 800, "output_tokens": {"uniform": [10, 600]}}
+    cluster = {"failures": ends.pop("failures", [])}
+    scenario = scenario_of(workload=load | ends, cluster=cluster)
+    plain, saved = run(scenario)[0], run(scenario, save_detailed=True)[0]
+    assert measure(plain) == measure(saved)
+    one_by_one = measured_gaps(saved)
+    assert len(one_by_one) < plain.itl_histogram.sum()
+    assert measure(plain)["p90_itl_ms"] == pytest.approx(np.percentile(one_by_one, 90) * 1e3)
+    assert measure(plain)["mean_itl_ms"] == pytest.approx(one_by_one.mean() * 1e3, rel=1e-5)
+    assert latency_quantiles(plain, np.array([0.9]))["itl"][0] == pytest.approx(measure(plain)["p90_itl_ms"])
+
+
+def test_a_histogram_that_counts_other_gaps_gives_no_percentile():
+    run = three()
+    run.requests["status"][1] = REJECTED
+    metrics = measure(run)
+    assert metrics["p90_itl_ms"] is None
+    assert metrics["mean_itl_ms"] == pytest.approx(100)

@@ -71,7 +71,8 @@ def measure(result: Result) -> dict[str, float | None]:
                 metrics[f"{name}_{metric}_ms"] = float(value) * 1e3
     if gaps := int(num_gaps(done).sum()):
         metrics["mean_itl_ms"] = float(generation[many].sum() / gaps) * 1e3
-        for name, value in zip(PERCENTILES, _itl_percentiles(result), strict=True):
+        found = _itl_percentiles(result, [float(p) for p in PERCENTILES.values()])
+        for name, value in zip(PERCENTILES, [] if found is None else found, strict=found is not None):
             metrics[f"{name}_itl_ms"] = float(value) * 1e3
     return metrics
 
@@ -91,8 +92,9 @@ def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarra
         "e2el": done["last_token"] - done["sent"],
     }
     found = {name: np.quantile(column, shares) * 1e3 for name, column in values.items() if len(column)}
-    if result.itl_histogram.any():
-        found["itl"] = histogram_percentiles(result.itl_histogram, (shares * 100).tolist()) * 1e3
+    gaps = _itl_percentiles(result, (shares * 100).tolist()) if num_gaps(done).any() else None
+    if gaps is not None:
+        found["itl"] = gaps * 1e3
     return found
 
 
@@ -108,15 +110,27 @@ def attainment(result: Result) -> dict[str, float]:
     return {name: float((values[name] <= limit).mean()) for name, limit in limits.items()} if len(done) else {}
 
 
-def _itl_percentiles(result: Result) -> np.ndarray:
-    """Percentiles of the inter-token gaps in s: exact where every gap was kept, else from the histogram."""
-    percentiles = [float(p) for p in PERCENTILES.values()]
+def measured_gaps(result: Result) -> np.ndarray | None:
+    """f4[...], s: every inter-token gap of the measured requests, where gaps were kept."""
     if result.itl_gaps is None or result.itl_offsets is None:
-        return histogram_percentiles(result.itl_histogram, percentiles)
+        return None
     gaps = num_gaps(result.requests[result.measured])
     starts = result.itl_offsets[result.measured]
-    rows = np.repeat(starts - (np.cumsum(gaps) - gaps), gaps) + np.arange(gaps.sum())
-    return np.percentile(result.itl_gaps[rows], percentiles)
+    return result.itl_gaps[np.repeat(starts - (np.cumsum(gaps) - gaps), gaps) + np.arange(gaps.sum())]
+
+
+def histogram_is_measured(result: Result) -> bool:
+    """Whether the histogram holds the gaps of the measured requests and no others: those of a request that its client
+    gave up, say."""
+    return int(result.itl_histogram.sum()) == int(num_gaps(result.requests[result.measured]).sum())
+
+
+def _itl_percentiles(result: Result, percentiles: list[float]) -> np.ndarray | None:
+    """Percentiles of the measured requests' gaps in s: exact where every gap was kept, else from the histogram; None
+    if that holds other gaps too, as that of an interrupted run does."""
+    if (gaps := measured_gaps(result)) is not None:
+        return np.percentile(gaps, percentiles)
+    return histogram_percentiles(result.itl_histogram, percentiles) if histogram_is_measured(result) else None
 
 
 def histogram_percentiles(histogram: np.ndarray, percentiles: list[float]) -> np.ndarray:

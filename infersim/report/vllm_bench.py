@@ -4,7 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from infersim.metrics.latency import HISTOGRAM_CENTRES, METRICS, PERCENTILES, measure
+from infersim.metrics.latency import (
+    HISTOGRAM_CENTRES,
+    METRICS,
+    PERCENTILES,
+    histogram_is_measured,
+    measure,
+    measured_gaps,
+)
 from infersim.metrics.result import Result
 from infersim.metrics.timeline import ramps
 
@@ -62,15 +69,17 @@ def vllm_bench(result: Result, save_detailed: bool = False) -> dict[str, Any]:
         ):
             document[f"{name}_{metric}_ms"] = metrics[f"{statistic}_{metric}_ms"]
         values = spreads.get(metric)
-        spread = _spread(result.itl_histogram) if values is None else float(values.std()) if len(values) else None
+        spread = _itl_spread(result) if values is None else float(values.std()) if len(values) else None
         document[f"std_{metric}_ms"] = None if spread is None else spread * 1e3
     return document
 
 
-def _spread(histogram: np.ndarray) -> float | None:
-    """The standard deviation (s) of the inter-token gaps in the histogram, each taken as its bin's centre."""
-    count = histogram.sum()
-    if not count:
+def _itl_spread(result: Result) -> float | None:
+    """The standard deviation (s) of the inter-token gaps; from the histogram, each is taken as its bin's centre."""
+    if (gaps := measured_gaps(result)) is not None:
+        return float(gaps.std(dtype="f8")) if len(gaps) else None
+    histogram, count = result.itl_histogram, result.itl_histogram.sum()
+    if not count or not histogram_is_measured(result):
         return None
     mean = histogram @ HISTOGRAM_CENTRES / count
     return float(np.sqrt(histogram @ (HISTOGRAM_CENTRES - mean) ** 2 / count))
