@@ -2,6 +2,7 @@
 profiles reach the errors that they state on shapes that they were not fitted to."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 from shared import SHARED, needs_shared
 from typer.testing import CliRunner
 
-from infersim.calibration.classes import CLASSES, MATRICES
+from infersim.calibration.classes import CLASSES, MATRICES, known
 from infersim.calibration.fit import Parameter, fit_grid, mean_error, search
 from infersim.calibration.kernel_profile import with_efficiency
-from infersim.calibration.kernels import calibrate, fit, soundness
-from infersim.calibration.tables import Rows, held_out, read
+from infersim.calibration.kernels import calibrate, caution, choose, fit, slower_than_wider, soundness
+from infersim.calibration.tables import Rows, held_out, read, read_all
 from infersim.cli.app import app
 from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware, load_hardware
@@ -293,3 +294,52 @@ def test_the_profiles_reach_their_errors_on_held_out_shapes():
             assert entry["p90_pct"] <= p90, entry
             stated = load_hardware(device).efficiency[f"{operator_class}.{dtype}"].errors["held-out shapes"]
             assert abs(float(stated.split("%")[0].split()[-1]) - entry["median_pct"]) < 0.11, stated
+
+
+def experts(dtype: str, times: float) -> Rows:
+    """Experts on a device that reaches 80 % of its bandwidth, `times` slower."""
+    tokens, held, inter = (x.ravel() for x in np.meshgrid(2.0 ** np.arange(13), [8.0, 32, 128], [512.0, 1024, 4096]))
+    hidden = np.full(len(tokens), 4096.0)
+    columns = {"tokens": tokens, "hidden": hidden, "inter": inter, "held": held, "routed": 2 * tokens,
+               "touched": np.clip(2 * tokens, 1, held), "chosen": 2 * tokens}  # fmt: skip
+    rows = Rows("moe", dtype, "vllm 1.0", columns, np.ones(len(tokens)), kernels=(f"kernel_of_{dtype}",))
+    return replace(rows, seconds=times * (2e-5 + CLASSES["moe"].work(H100, rows).floor(H100) / 0.8))
+
+
+def test_a_narrow_format_that_is_slower_than_16_bits_is_not_the_devices():
+    tables = [experts("bf16", 1.0), experts("fp8", 4.0), experts("fp8_block", 1.0)]
+    assert [*slower_than_wider(tables, H100)] == ["moe.fp8"]
+    found = calibrate(tables, H100, "made up")
+    fp8, block = found["moe.fp8"], found["moe.fp8_block"]
+    assert (fp8.bandwidth, fp8.fixed, fp8.provenance) == (block.bandwidth, block.fixed, "assumed")
+    assert fp8.source.startswith("as moe.fp8_block, for kernel_of_fp8 of vllm 1.0 takes 2.")
+    assert block.source == "made up, vllm 1.0, kernel_of_fp8_block"
+    assert "moe.fp8" not in calibrate(tables[:2], H100, "made up"), "no law rather than a wrong one"
+
+
+@needs_shared
+@pytest.mark.parametrize("device", ["h100-sxm", "h200-sxm", "b200-sxm", "l40s", "a100-sxm-80gb"])
+def test_shipped_laws_pass_the_guard_or_say_what_to_beware_of(device):
+    if not (SHARED / "data/kernels/moe.parquet").exists():
+        pytest.skip("no measured kernels")
+    hardware = load_hardware(device)
+    tables = [rows for rows in read_all(SHARED / "data/kernels", hardware) if known(rows)]
+    slow, chosen = slower_than_wider(tables, hardware), choose(tables, hardware)
+    for rows in chosen:
+        key = f"{rows.operator_class}.{rows.dtype}"
+        assert key not in slow
+        law = hardware.efficiency.get(key)
+        if law is None:
+            continue
+        seconds = rows.where(soundness(rows, hardware).usable).seconds
+        assert law.errors.get("caution") == caution(law, seconds).get("caution"), key
+    for rows in chosen:  # a law of the profile prices no narrower format above 16 bits in most of a wider one's shapes
+        key = f"moe.{rows.dtype}"
+        if rows.operator_class != "moe" or rows.dtype == "bf16" or "moe.bf16" not in hardware.efficiency:
+            continue
+        predicted = [CLASSES["moe"].predict(hardware.efficiency[law], hardware, replace(rows, dtype=law[4:]))
+                     for law in (key, "moe.bf16")]  # fmt: skip
+        assert np.median(predicted[0] / predicted[1]) < 1.0, key
+    assert {*slow} <= {"moe.fp8"}
+    for key in slow:
+        assert hardware.efficiency[key].provenance == "assumed"

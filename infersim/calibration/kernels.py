@@ -56,15 +56,21 @@ def joined(tables: Iterable[Rows]) -> list[Rows]:
         parts.setdefault((rows.operator_class, rows.dtype, rows.software), []).append(rows)
     return [
         Rows(*key, {name: np.concatenate([rows.columns[name] for rows in group]) for name in group[0].columns},
-             np.concatenate([rows.seconds for rows in group]), all(rows.in_place for rows in group))
+             np.concatenate([rows.seconds for rows in group]), all(rows.in_place for rows in group), group[0].kernels)
         for key, group in parts.items()
     ]  # fmt: skip
 
 
 def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
-    """One table per class and dtype: vLLM's newest, unless another software's has over four times its sound rows."""
+    """One table per class and dtype: vLLM's newest, unless another software's has over four times its sound rows.
+
+    Never one whose format is narrower than 16 bits and yet slower (slower_than_wider).
+    """
     groups: dict[tuple[str, str], list[tuple[int, Rows]]] = {}
+    slow = {(key, rows.software) for key, (_, rows) in slower_than_wider(tables, hardware).items()}
     for rows in joined(filter(known, tables)):
+        if (f"{rows.operator_class}.{rows.dtype}", rows.software) in slow:
+            continue
         count = int(soundness(rows, hardware).cold.sum())
         groups.setdefault((rows.operator_class, rows.dtype), []).append((count, rows))
     chosen = []
@@ -74,6 +80,34 @@ def choose(tables: list[Rows], hardware: Hardware) -> list[Rows]:
         among = of_vllm or [rows for count, rows in group if count >= enough]
         chosen.append(max(among, key=lambda rows: version(rows.software)))
     return chosen
+
+
+INSTEAD = {"moe.fp8": "moe.fp8_block"}
+"""whose kernels stand in for one that is slower than its format allows: experts in FP8 of either scales are alike"""
+
+
+def slower_than_wider(tables: list[Rows], hardware: Hardware) -> dict[str, tuple[float, Rows]]:
+    """class.dtype -> how many times longer than bf16 the same software takes at the same shapes, and the rows, of GEMMs
+    and experts whose narrower format is the slower one in most of the rows that no cache has touched.
+
+    Such a kernel is a stack's defect, not the device's: half the bytes and twice the FLOP/s cannot take longer.
+    """
+    cold: dict[tuple[str, str], dict[str, tuple[Rows, dict[tuple[float, ...], float]]]] = {}
+    for rows in joined(rows for rows in tables if known(rows) and rows.operator_class in ("gemm", "moe")):
+        sound = rows.where(soundness(rows, hardware).cold)
+        shapes = zip(*sound.columns.values(), strict=True)
+        times = {tuple(map(float, shape)): float(t) for shape, t in zip(shapes, sound.seconds, strict=True)}
+        cold.setdefault((rows.operator_class, rows.software), {})[rows.dtype] = rows, times
+    slow = {}
+    for (operator_class, _), formats in cold.items():
+        if "bf16" not in formats:
+            continue
+        wide = formats["bf16"][1]
+        for dtype, (rows, times) in formats.items():
+            ratios = [time / wide[shape] for shape, time in times.items() if shape in wide]
+            if dtype not in ("bf16", "fp16") and ratios and np.median(ratios) > 1.0:
+                slow[f"{operator_class}.{dtype}"] = float(np.median(ratios)), rows
+    return slow
 
 
 OWN_KERNELS = (("all_reduce", "trtllm"),)
@@ -93,11 +127,17 @@ def own_kernels(tables: list[Rows]) -> dict[str, Rows]:
 def calibrate(tables: list[Rows], hardware: Hardware, source: str) -> dict[str, OperatorEfficiency]:
     """Class and dtype -> efficiency, for all that the tables hold enough rows of. InputError if that is nothing."""
     chosen = {f"{rows.operator_class}.{rows.dtype}": rows for rows in choose(tables, hardware)}
+    slow = slower_than_wider(tables, hardware)
     found = {}
     for key, rows in {**chosen, **own_kernels(tables)}.items():
-        software = f", {rows.software}" if rows.software else ""
-        if shares := fit(rows, hardware, f"{source}{software}"):
+        if shares := fit(rows, hardware, ", ".join([source, *filter(None, [rows.software]), *rows.kernels])):
             found[key] = shares
+    for key, (ratio, rows) in slow.items():
+        if other := found.get(INSTEAD.get(key, "")):
+            what = (f"as {INSTEAD[key]}, for {', '.join(rows.kernels) or 'its kernel'} of {rows.software} takes"
+                    f" {ratio:.2f} times as long as bf16 does")  # fmt: skip
+            changes = {"provenance": "assumed", "source": f"{what}: {other.source}", "errors": {}}
+            found[key] = other.model_copy(update=changes)
     if not found:
         counts = [(len(rows), soundness(rows, hardware)) for rows in joined(filter(known, tables))]
         raise InputError(
@@ -128,7 +168,10 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
     smallest = rows.seconds[sound.negligible[sound.usable]]
     least = 0.8 * float(smallest.min()) if len(smallest) else 1e-7
     shortest = float(rows.seconds.min())
-    fixed = Parameter("fixed", max(1.2 * least, 0.1 * shortest), least, max(10.0 * shortest, 10.0 * least))
+    # few shapes cannot tell a fixed time from a shape's own: then it is at most what the fastest kernel took
+    few = rows.operator_class == "moe" and _shapes(rows) < LEAST_SHAPES
+    most = shortest if few else max(10.0 * shortest, 10.0 * least)
+    fixed = Parameter("fixed", min(max(1.2 * least, 0.1 * shortest), most), min(least, most), most)
 
     def law(values: dict[str, float], correction: Correction | None = None) -> OperatorEfficiency:
         own = {"bandwidth", "flops", "softness", "fixed"}
@@ -156,19 +199,35 @@ def fit(rows: Rows, hardware: Hardware, source: str) -> OperatorEfficiency | Non
         "rows": f"{int((~test).sum())} fitted, {int(where.sum())} in the error; {sound.cached} perhaps cached and"
         f" {sound.impossible} beyond the memory's bandwidth left out",
     }
-    return corrected.model_copy(update={"errors": errors})
+    return corrected.model_copy(update={"errors": errors | caution(corrected, rows.seconds)})
+
+
+def caution(shares: OperatorEfficiency, seconds: np.ndarray) -> dict[str, str]:
+    """What to beware of, as one of the errors, if the fixed time is above a measured kernel's: only the correction
+    leads below it, and where nothing was measured there is none."""
+    fastest = float(seconds.min())
+    if shares.fixed <= 1.001 * fastest:
+        return {}
+    return {"caution": f"fixed time {shares.fixed * 1e6:.3g} us, but the fastest kernel took {fastest * 1e6:.3g} us"}
+
+
+def _shapes(rows: Rows) -> int:
+    names = CLASSES[rows.operator_class].shape
+    return np.unique(np.stack([rows.columns[name] for name in names]), axis=1).shape[1]
 
 
 def _correct(plain: OperatorEfficiency, hardware: Hardware, rows: Rows, train: np.ndarray) -> Correction | None:
     kind = CLASSES[rows.operator_class]
     coordinates = kind.coordinates(hardware, rows)
-    shapes = np.unique(np.stack([rows.columns[name][train] for name in kind.shape]), axis=1).shape[1]
+    shapes = _shapes(rows.where(train))
     if shapes < FEW_SHAPES:
         return None
     axes = {}
     for name, count in kind.knots.items():
         first, last = float(np.floor(coordinates[name].min())), float(np.ceil(coordinates[name].max()))
-        fine = first < last and (shapes >= LEAST_SHAPES or name not in kind.shape)
+        # expert layers of one model split over ever more ranks are few shapes, and yet tell what width does
+        split = name == "inter" and len(np.unique(rows.columns[name][train])) >= count
+        fine = first < last and (shapes >= LEAST_SHAPES or name not in kind.shape or split)
         axes[name] = (first, last, count if fine else 1)
     residual = np.log(rows.seconds / kind.seconds(plain, hardware, rows))[train]
     at = [coordinates[name][train] for name in axes]

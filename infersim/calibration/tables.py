@@ -50,6 +50,8 @@ class Rows:
     seconds: np.ndarray
     in_place: bool = False
     """measured between a model's other layers, which leave the cache as they do when serving"""
+    kernels: tuple[str, ...] = ()
+    """names of the experts' kernels that were measured, most rows first; of other classes none is kept"""
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -137,7 +139,10 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
                     shape, rows = _select(shape, pairs), rows[pairs]
                 values = {name: np.asarray(column, dtype=float) for name, column in shape.items()}
                 seconds = rows.latency_us.to_numpy(float) * 1e-6
-                yield Rows(operator_class, dtype, software, values, seconds, in_place="model" in columns)
+                kernels: tuple[str, ...] = ()
+                if operator_class == "moe" and "kernel_source" in rows:
+                    kernels = tuple(rows.kernel_source.astype(str).value_counts().index)
+                yield Rows(operator_class, dtype, software, values, seconds, "model" in columns, kernels)
 
 
 TEXTS = ("gemm_dtype", "kv_cache_dtype", "mla_dtype", "moe_dtype", "nccl_dtype", "allreduce_dtype", "op_name",
@@ -146,8 +151,9 @@ LEAST = dict.fromkeys(("step", "window_size", "prefill_chunk", "kv_prefill", "n_
     "num_gpus": 2
 }
 """of columns that count; of all others 1"""
-# Kernels that an engine does not take by itself, and collectives outside of CUDA graphs.
-NOT_DEFAULT = "triton_attn|fa4|eager"
+# Kernels that an engine does not take by itself, collectives outside of CUDA graphs, and on Blackwell the block-FP8
+# experts that vLLM takes where FlashInfer's kernel cannot do the model's routing too: one law cannot hold both.
+NOT_DEFAULT = "triton_attn|fa4|eager|trtllmfp8expertsmodular"
 # Timed without CUDA graphs: no GEMM under 57 us on Hopper, 159 on B200, 291 on L40S; no MLA kernel under 100 us.
 BROKEN = {("gemm", "fp8_block", "vllm 0.24.0")} | {
     (kind, dtype, "vllm 0.14.0") for kind in ("mla_prefill", "mla_decode") for dtype in ("bf16", "fp8")

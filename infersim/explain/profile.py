@@ -28,6 +28,7 @@ def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
     def add_efficiency(name: str, row: OperatorEfficiency) -> None:
         value = f"bandwidth {row.bandwidth:.3f}, FLOP/s {row.flops:.3f}, fixed {row.fixed * 1e6:.3g} us"
         errors = next((row.errors[what] for what in ERRORS if what in row.errors), "")
+        errors = "; ".join(filter(None, [errors, row.errors.get("caution")]))
         add(name, value, row.provenance, errors, row.source)
 
     for operator in CLASSES:
