@@ -38,7 +38,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
     _check_router(scenario, kinds)
-    sites = _sites(scenario, kinds)
+    sites = sites_of(scenario, kinds)
     results, previous = [], None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         requests = build_requests(scenario.workload, seed, Path())
@@ -96,7 +96,7 @@ def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
     _check_router(scenario, kinds)
-    sites = _sites(scenario, kinds)
+    sites = sites_of(scenario, kinds)
     return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 
 
@@ -110,7 +110,7 @@ def _same(one: Requests, other: Requests) -> bool:
     return all(np.array_equal(getattr(one, column), getattr(other, column)) for column in columns)
 
 
-def _sites(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool]]) -> list[tuple[ReplicaSpec, Site]]:
+def sites_of(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool]]) -> list[tuple[ReplicaSpec, Site]]:
     """Every replica that there may be at one time: for the engine, and for the cluster."""
     sites, load = [], scenario.workload
     for deployment, kind in kinds:
@@ -189,7 +189,7 @@ def _simulate(
     served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress)
     if grouped:
         served = _each_sample(served, fleet, requests.output_tokens, max_tokens)
-    return _result(scenario, kinds, [spec for spec, _ in sites], fleet, served, requests, seed)
+    return result_of(scenario, kinds, [spec for spec, _ in sites], fleet, served, requests, seed)
 
 
 def _each_sample(served: Served, fleet: Fleet, output_tokens: np.ndarray, max_tokens: np.ndarray) -> Served:
@@ -231,7 +231,7 @@ def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.nd
         )
 
 
-def _result(
+def result_of(
     scenario: Scenario,
     kinds: list[tuple[Deployment, Kind | EncodePool]],
     specs: list[ReplicaSpec],
@@ -240,6 +240,7 @@ def _result(
     requests: Requests,
     seed: int,
 ) -> Result:
+    """What one run came to, from the fleet that made it."""
     rows, deployment = fleet.replicas, kinds[0][0]
     counts = [kind.most for _, kind in kinds]
     answering = [d for d, kind in kinds if kind is not scenario.cluster.encode]

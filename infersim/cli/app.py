@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from . import calibrate, compare, plan, reproduce, run, show, sweep, validate
+from . import calibrate, compare, plan, reproduce, run, serve, show, sweep, validate
 from .guard import WRONG_INPUT, quiet_stdout
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("serve")(serve.serve)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("sweep")(sweep.sweep)

@@ -1,5 +1,6 @@
 """Prompts as paths in a tree of prefixes, and a router's own, approximate view of which replica has which prefix."""
 
+import itertools
 from collections import OrderedDict
 
 import numpy as np
@@ -15,24 +16,32 @@ class PrefixTree:
 
     def __init__(self, requests: Requests):
         self.tokens: list[int] = []
-        self.paths: list[list[int]] = [[] for _ in range(len(requests))]
+        self.paths: list[list[int]] = []
         self.own: dict[int, int] = {}
+        self._nodes: dict[tuple[int, int, int], int] = {}
+        self._named: dict[int, int] = {}
         if requests.segments is None:
+            self.paths = [[] for _ in range(len(requests))]
             return
-        nodes: dict[tuple[int, int, int], int] = {}
-        named = {name: i for i, name in enumerate(own_text(requests.request_id).tolist())}
+        self._named = {name: i for i, name in enumerate(own_text(requests.request_id).tolist())}
         offsets, ids, lengths = (column.tolist() for column in requests.segments)
-        for i, path in enumerate(self.paths):
-            parent, length = -1, 0
-            for k in range(offsets[i], offsets[i + 1]):
-                length += lengths[k]
-                node = nodes.setdefault((parent, ids[k], lengths[k]), len(nodes))
-                if node == len(self.tokens):
-                    self.tokens.append(length)
-                    if ids[k] in named:
-                        self.own[named[ids[k]]] = node
-                path.append(node)
-                parent = node
+        for first, end in itertools.pairwise(offsets):
+            self.add(ids[first:end], lengths[first:end])
+
+    def add(self, ids: list[int], lengths: list[int]) -> None:
+        """One more request, whose prompt begins with these segments."""
+        path: list[int] = []
+        parent, length = -1, 0
+        for name, tokens in zip(ids, lengths, strict=True):
+            length += tokens
+            node = self._nodes.setdefault((parent, name, tokens), len(self._nodes))
+            if node == len(self.tokens):
+                self.tokens.append(length)
+                if name in self._named:
+                    self.own[self._named[name]] = node
+            path.append(node)
+            parent = node
+        self.paths.append(path)
 
 
 class PrefixIndex:
@@ -58,6 +67,7 @@ class PrefixIndex:
 
     def overlap(self, i: int) -> np.ndarray:
         """f8[k]: tokens of request i's prompt that the router believes to be cached in each replica."""
+        self._grow()
         overlap = np.zeros(len(self._capacity))
         alive = (1 << len(self._capacity)) - 1
         length = 0
@@ -75,6 +85,7 @@ class PrefixIndex:
 
     def add(self, i: int, replica: int) -> None:
         """Request i was sent to a replica: its prefixes will be there."""
+        self._grow()
         recent, bit, before = self._recent[replica], 1 << replica, 0
         path = self._tree.paths[i]
         for node in [*path, self._tree.own[i]] if i in self._tree.own else path:
@@ -90,6 +101,11 @@ class PrefixIndex:
             node, tokens = recent.popitem(last=False)
             self._holders[node] &= ~bit
             self._size[replica] -= tokens
+
+    def _grow(self) -> None:
+        """Requests may have come since."""
+        if len(self._holders) < len(self._tree.tokens):
+            self._holders += [0] * (len(self._tree.tokens) - len(self._holders))
 
     def forget(self, replica: int) -> None:
         """The replica has lost its cache."""

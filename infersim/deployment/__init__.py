@@ -2,7 +2,7 @@
 
 from .kinds import deployment_of, deployments_of, encoder_of, served_name
 from .lower import Deployment, EncoderDeployment
-from .resolve import deploy, resolve
+from .resolve import deploy
 
 __all__ = [
     "Deployment",
@@ -11,6 +11,5 @@ __all__ = [
     "deployment_of",
     "deployments_of",
     "encoder_of",
-    "resolve",
     "served_name",
 ]

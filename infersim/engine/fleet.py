@@ -32,19 +32,28 @@ class ReplicaSpec:
 def make_knobs(**values) -> np.void:
     """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight.
 
-    Choices (order, reserve, late_hits, allocator, policy) are words: keys of state.CODES.
+    order, reserve, late_hits, allocator and policy are names: keys of state.ORDERS, RESERVES, LATE_HITS, ALLOCATORS and
+    POLICIES.
     """
     knobs = np.zeros((), state.KNOBS)
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = knobs["num_sequences"] = 1
     knobs["kv_multiplicity"][0] = 1
     knobs["order"] = state.ORDERS["running-first"]
+    named = {
+        "order": state.ORDERS,
+        "reserve": state.RESERVES,
+        "late_hits": state.LATE_HITS,
+        "allocator": state.ALLOCATORS,
+        "policy": state.POLICIES,
+    }
     for name, value in values.items():
-        if knobs[name].ndim:  # one per KV group, or per tier
+        if name in ("kv_window", "kv_multiplicity"):  # one per KV group
+            knobs[name][: len(value)] = value
+            knobs["num_kv_groups"] = len(value)
+        elif name.startswith("tier_"):  # one per tier
             knobs[name][: len(value)] = value
         else:
-            knobs[name] = state.CODES[name][value] if name in state.CODES else value
-    if "kv_window" in values:
-        knobs["num_kv_groups"] = len(values["kv_window"])
+            knobs[name] = named[name][value] if name in named else value
     return cast(np.void, knobs[()])
 
 
@@ -184,6 +193,7 @@ class Fleet:
         )
         self.hashes = self._zeros("hashes")
         self.segments = np.zeros(1, state.SEGMENT)
+        self.num_segments = 0
 
     def _load_speculation(self, replicas: list[ReplicaSpec], acceptance: Acceptance | None) -> None:
         """Drafts by running sequences, and how many of them are accepted."""
@@ -362,11 +372,15 @@ class Fleet:
             if not self.shares_text:
                 raise ValueError("segments need a fleet that shares text")
             offsets, segment_names, lengths = segments
-            new["first_segment"] = len(self.segments) + offsets[:-1]
+            new["first_segment"] = self.num_segments + offsets[:-1]
             new["num_segments"] = np.diff(offsets)
-            more = np.zeros(len(segment_names), state.SEGMENT)
+            start, self.num_segments = self.num_segments, self.num_segments + len(segment_names)
+            if self.num_segments > len(self.segments):
+                grown = np.zeros(max(self.num_segments, 2 * len(self.segments)), state.SEGMENT)
+                grown[:start] = self.segments[:start]
+                self.segments = grown
+            more = self.segments[start : self.num_segments]
             more["name"], more["length"] = segment_names, lengths
-            self.segments = np.concatenate([self.segments, more])
         self.num_requests = end
         if self.keep_gaps:
             counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")

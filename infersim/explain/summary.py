@@ -284,7 +284,7 @@ def _assumed(result: Result) -> list[str]:
     kinds = Counter(row["provenance"] for row in result.provenance)
     if kinds:
         lines.append("operator efficiencies: " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())))
-    calibration, stack = result.scenario.hardware.calibration, result.engine.engine
+    calibration, stack = result.scenario.hardware.calibration, result.engine.preset.partition("-")[0]
     if calibration and calibration.stack != stack:
         lines.append(
             f"{result.scenario.hardware.name}'s efficiencies were measured with {calibration.stack}"

@@ -1,0 +1,107 @@
+"""What a replica has counted since it started, for /metrics."""
+
+from itertools import chain
+
+import numpy as np
+
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+        160.0, 640.0, 2560.0)  # fmt: skip
+GAPS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+           1920.0, 7680.0)  # fmt: skip
+ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+NUMBERS = (1, 2, 5, 10, 20)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
+
+
+def lengths(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, ... up to `most` tokens."""
+    steps = chain.from_iterable((10**e, 2 * 10**e, 5 * 10**e) for e in range(12))
+    return tuple(step for step in steps if step <= most)
+
+
+class Histogram:
+    """Counts by upper bounds, which are inclusive as Prometheus has them."""
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.bounds = bounds
+        self._bounds = np.array(bounds, "f8")
+        self.counts = np.zeros(len(bounds) + 1, "i8")
+        self.sum = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Several values at once."""
+        self.counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self.counts))
+        self.sum += float(values.sum())
+
+    def add_one(self, value: float) -> None:
+        """One value."""
+        self.counts[np.searchsorted(self._bounds, value)] += 1
+        self.sum += value
+
+
+class Counts:
+    """Of one replica. Times are simulated."""
+
+    def __init__(self, max_model_len: int):
+        sizes = lengths(max_model_len)
+        self.prompt_tokens = self.generation_tokens = self.cached_tokens = self.queried_tokens = self.chunks = 0
+        self._scheduled = 0
+        self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
+        self.histograms = {
+            "time_to_first_token_seconds": Histogram(TTFT),
+            "inter_token_latency_seconds": Histogram(GAPS),
+            "request_time_per_output_token_seconds": Histogram(GAPS),
+            "e2e_request_latency_seconds": Histogram(LATENCY),
+            "request_queue_time_seconds": Histogram(LATENCY),
+            "request_inference_time_seconds": Histogram(LATENCY),
+            "request_prefill_time_seconds": Histogram(LATENCY),
+            "request_decode_time_seconds": Histogram(LATENCY),
+            "request_prompt_tokens": Histogram(sizes),
+            "request_generation_tokens": Histogram(sizes),
+            "request_max_num_generation_tokens": Histogram(sizes),
+            "request_params_n": Histogram(NUMBERS),
+            "request_params_max_tokens": Histogram(sizes),
+            "iteration_tokens_total": Histogram(ITERATION),
+            "request_num_preemptions": Histogram(PREEMPTIONS),
+            "request_prefill_kv_computed_tokens": Histogram(sizes),
+        }
+
+    def step(self, tokens: int, scheduled: int, gaps: np.ndarray, ttft: np.ndarray) -> None:
+        """A step has ended with so many output tokens. scheduled: tokens in all steps so far; gaps, ttft: f8[...] s."""
+        self.generation_tokens += tokens
+        self.chunks += len(gaps) + len(ttft)
+        if len(gaps):
+            self.histograms["inter_token_latency_seconds"].add(gaps)
+        if len(ttft):
+            self.histograms["time_to_first_token_seconds"].add(ttft)
+        self.histograms["iteration_tokens_total"].add_one(scheduled - self._scheduled)
+        self._scheduled = scheduled
+
+    def end(self, request: np.void, finish: str) -> None:
+        """A request has ended: a state.REQUEST."""
+        self.finished[finish] += 1
+        outputs, prompt = int(request["num_output_tokens"]), int(request["prompt_tokens"])
+        sent, scheduled = float(request["sent"]), float(request["scheduled"])
+        first, last = float(request["first_token"]), float(request["last_token"])
+        if scheduled >= 0:
+            self.prompt_tokens += prompt
+            self.queried_tokens += prompt
+            self.cached_tokens += int(request["num_cached_tokens"])
+        if finish not in ("stop", "length"):
+            return
+        h = self.histograms
+        h["e2e_request_latency_seconds"].add_one(last - sent)
+        h["request_queue_time_seconds"].add_one(scheduled - sent)
+        h["request_inference_time_seconds"].add_one(last - scheduled)
+        h["request_prefill_time_seconds"].add_one(first - scheduled)
+        h["request_decode_time_seconds"].add_one(last - first)
+        if outputs > 1:
+            h["request_time_per_output_token_seconds"].add_one((last - first) / (outputs - 1))
+        h["request_prompt_tokens"].add_one(prompt)
+        h["request_generation_tokens"].add_one(outputs)
+        h["request_max_num_generation_tokens"].add_one(outputs)
+        h["request_params_n"].add_one(1)
+        h["request_params_max_tokens"].add_one(int(request["max_tokens"]))
+        h["request_num_preemptions"].add_one(int(request["num_preemptions"]))
+        h["request_prefill_kv_computed_tokens"].add_one(prompt - int(request["num_cached_tokens"]))

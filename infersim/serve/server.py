@@ -1,0 +1,85 @@
+"""The process: sockets, the event loop, and what is written when it ends."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from infersim.config.errors import InputError
+from infersim.config.scenario import Scenario
+
+from .live import Live
+from .outcome import write_trace
+from .text import load_tokenizer
+
+BACKLOG = 16384
+GRACE = 2
+"""s that answers have to end in when the server stops"""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound. InputError if it cannot be."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--host {host} --port {port}: {error}; must be an address that is free here") from None
+    return sock
+
+
+def serve(
+    scenario: Scenario,
+    host: str,
+    port: int,
+    speed: float,
+    ports_per_replica: bool,
+    tokenizer_path: str | None,
+    record: Path | None,
+    say: Callable[[str], None],
+) -> Live:
+    """Serve until interrupted, then the state in which everything is. InputError for what cannot be served."""
+    try:
+        import uvicorn
+        import uvloop
+
+        from .app import Endpoint
+    except ImportError as error:
+        raise InputError(f"serve: needs the package {error.name}: pip install 'infersim[serve]'") from None
+    tokenizer = load_tokenizer(tokenizer_path)
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        live = Live(scenario, speed, loop)
+        number = len(live.deployments) if ports_per_replica else 1
+        sockets = [listen(host, port + r if port else 0) for r in range(number)]
+        endpoint = Endpoint(live, tokenizer, sockets[0].getsockname()[1] if ports_per_replica else None)
+        config = uvicorn.Config(
+            endpoint.app,
+            http="httptools",
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=GRACE,
+            timeout_keep_alive=60,
+            server_header=False,
+            ws="none",
+        )
+        first = sockets[0].getsockname()[1]
+        where = f"http://{host}:{first}" + (f" to {sockets[-1].getsockname()[1]}" if number > 1 else "")
+        counted = "counted by the tokenizer" if tokenizer.exact else "estimated, about 4 bytes a token"
+        say(f"{', '.join(dict.fromkeys(live.models))} at {where}, speed {speed:g}; tokens of prompts are {counted}")
+        server = uvicorn.Server(config)
+        with contextlib.suppress(KeyboardInterrupt):
+            loop.run_until_complete(server.serve(sockets=sockets))
+        for sock in sockets:
+            sock.close()
+        if record is not None:
+            say(f"{write_trace(live, record)} requests recorded in {record}")
+        return live
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -1,0 +1,534 @@
+"""`infersim serve`: real HTTP on 127.0.0.1, in this process and as a command."""
+
+# ruff: noqa: E402  (what follows needs the extra infersim[serve])
+import asyncio
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+for needed in ("starlette", "uvicorn", "httptools", "uvloop", "msgspec"):
+    pytest.importorskip(needed)
+
+import uvicorn
+
+from infersim.config.scenario import build_scenario
+from infersim.engine.compiled.state import ABORTED, COMPLETED
+from infersim.run import simulate
+from infersim.serve import outcome
+from infersim.serve.app import Endpoint
+from infersim.serve.live import Live
+from infersim.serve.server import listen
+from infersim.serve.text import WORDS, Estimate, load_tokenizer, names_of
+
+MODEL = "Llama-3.1-8B"
+
+
+def scenario(replicas=1, router="round-robin", **more):
+    load = {"request_rate": 10, "num_requests": 100, "input_tokens": 100, "output_tokens": {"uniform": [4, 30]}}
+    cluster = {"replicas": replicas, "router": router}
+    parts = {"model": MODEL, "hardware": "h100-sxm", "workload": load | {"max_tokens": "output_length"}}
+    return build_scenario(parts | {"cluster": cluster} | more, "test")
+
+
+class Served:
+    """An endpoint in a thread of its own."""
+
+    def __init__(self, spec, speed=1.0, ports=False):
+        import uvloop
+
+        self.loop = uvloop.new_event_loop()
+        self.live = Live(spec, speed, self.loop)
+        number = len(self.live.deployments) if ports else 1
+        self.sockets = self._consecutive(number)
+        self.port = self.sockets[0].getsockname()[1]
+        app = Endpoint(self.live, Estimate(), self.port if ports else None).app
+        config = uvicorn.Config(app, http="httptools", log_level="critical", lifespan="off", timeout_keep_alive=60)
+        config.timeout_graceful_shutdown = 2
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self._run)
+
+    @staticmethod
+    def _consecutive(number):
+        while True:
+            sockets = [listen("127.0.0.1", 0)]
+            with contextlib.suppress(Exception):
+                first = sockets[0].getsockname()[1]
+                sockets += [listen("127.0.0.1", first + k) for k in range(1, number)]
+                return sockets
+            for sock in sockets:
+                sock.close()
+
+    def _run(self):
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self.server.serve(sockets=self.sockets))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def __enter__(self):
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join(20)
+        for sock in self.sockets:
+            sock.close()
+
+    def ask(self, method, path, body=None, headers=None, port=None):
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
+        try:
+            data = body if isinstance(body, bytes | None) else json.dumps(body)
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read(), dict(answer.getheaders())
+        finally:
+            connection.close()
+
+    def post(self, path, **body):
+        status, data, _ = self.ask("POST", path, body)
+        assert status == 200, data
+        return json.loads(data)
+
+    def stream(self, path, **body):
+        """The events of a stream, and when each came."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("POST", path, json.dumps(body | {"stream": True}))
+            answer, events, times = connection.getresponse(), [], []
+            assert answer.status == 200
+            for line in answer:
+                if line.startswith(b"data: ") and b"[DONE]" not in line:
+                    events.append(json.loads(line[6:]))
+                    times.append(time.perf_counter())
+            return events, np.array(times)
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def served():
+    with Served(scenario()) as one:
+        yield one
+
+
+def test_about_itself(served):
+    assert served.ask("GET", "/health")[0] == served.ask("GET", "/ping")[0] == 200
+    card = json.loads(served.ask("GET", "/v1/models")[1])["data"][0]
+    assert (card["id"], card["object"], card["owned_by"], card["max_model_len"]) == (MODEL, "model", "vllm", 131072)
+    assert json.loads(served.ask("GET", "/version")[1])["version"] == "0.33"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_counts_of_both_ways_and_text_that_encodes_to_them(served, path):
+    chat = "chat" in path
+    text = "tell me more of the world"
+    asked = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    asked |= {"model": MODEL, "max_tokens": 12, "ignore_eos": True}
+    whole = served.post(path, **asked)
+    choice = whole["choices"][0]
+    said = choice["message"]["content"] if chat else choice["text"]
+    assert whole["usage"]["completion_tokens"] == 12 == len(Estimate().encode(said))
+    assert served.post("/tokenize", prompt=said)["count"] == 12
+    assert choice["finish_reason"] == "length"
+    events, _ = served.stream(path, **asked, stream_options={"include_usage": True})
+    *chunks, last = events
+    assert last["choices"] == []
+    assert last["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+    if chat:
+        assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        chunks = chunks[1:]
+        texts = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+    else:
+        texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert len(texts) == last["usage"]["completion_tokens"] == 12  # no chunk without a token
+    assert len(Estimate().encode("".join(texts))) == 12
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 11 + ["length"]
+    assert set(last["metrics"]) >= {"time_to_first_token_ms", "queue_time_ms", "mean_itl_ms"}
+
+
+def test_tokens_come_when_the_engine_would_give_them(served):
+    """The client's own gaps are those of the simulated steps; a hundredth of a step is never waited for less."""
+    asked = {"model": MODEL, "prompt": "of", "max_tokens": 60, "ignore_eos": True}
+    events, times = served.stream("/v1/completions", **asked, stream_options={"include_usage": True})
+    itl = events[-1]["metrics"]["mean_itl_ms"] / 1e3
+    assert np.diff(times[:60]).mean() == pytest.approx(itl, abs=0.003)
+    assert itl > 0.004  # 16 GB of weights at 3.35 TB/s
+
+
+def test_continuous_usage_choices_logprobs_ids_tools_and_json(served):
+    asked = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 6, "ignore_eos": True}
+    events, _ = served.stream("/v1/completions", **asked, stream_options={"continuous_usage_stats": True})
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 5, 6]
+    assert events[0]["usage"]["prompt_tokens"] == 3
+    whole = served.post("/v1/completions", **asked, n=3, logprobs=1, return_token_ids=True)
+    assert [one["index"] for one in whole["choices"]] == [0, 1, 2]
+    assert whole["usage"] | {"completion_tokens": 18, "prompt_tokens": 3} == whole["usage"]
+    for one in whole["choices"]:
+        assert len(one["token_ids"]) == len(one["logprobs"]["tokens"]) == 6
+        assert served.post("/detokenize", tokens=one["token_ids"])["prompt"] == one["text"]
+    events, _ = served.stream("/v1/completions", **asked, stream_interval=4)
+    texts = [event["choices"][0]["text"] for event in events]
+    assert [len(Estimate().encode(text)) for text in texts] == [1, 4, 1]
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "of"}], "max_tokens": 8, "ignore_eos": True}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    call = served.post("/v1/chat/completions", **chat, tools=[tool], tool_choice="required")["choices"][0]
+    assert call["finish_reason"] == "tool_calls"
+    assert json.loads(call["message"]["tool_calls"][0]["function"]["arguments"])["text"]
+    one = served.post("/v1/chat/completions", **chat, response_format={"type": "json_object"})
+    assert json.loads(one["choices"][0]["message"]["content"])["text"]
+
+
+def test_a_prompt_that_was_there_before_is_cached(served):
+    ids = list(range(1000, 1100))
+    asked = {"model": MODEL, "prompt": ids, "max_tokens": 2}
+    details = [served.post("/v1/completions", **asked)["usage"]["prompt_tokens_details"] for _ in range(2)]
+    assert [one["cached_tokens"] for one in details] == [0, 96]  # six whole blocks of 16
+    salted = served.post("/v1/completions", **asked, cache_salt="mine")["usage"]["prompt_tokens_details"]
+    assert salted["cached_tokens"] == 0
+
+
+WRONG = [
+    (b"{", 400, "not JSON"),
+    (b"[" * 100_000, 400, "not JSON"),
+    (b"\xff\xfe", 400, "JSON"),
+    (b"[]", 400, "must be a JSON object"),
+    ({"model": "nope", "prompt": "a"}, 404, "does not exist"),
+    ({"prompt": ""}, 400, "prompt must be"),
+    ({"prompt": {"a": 1}}, 400, "prompt must be"),
+    ({"prompt": [1, "a"]}, 400, "prompt must be"),
+    ({"prompt": [-1]}, 400, "prompt must be"),
+    ({"prompt": "a", "n": 10**9}, 400, "at most 128"),
+    ({"prompt": "a", "max_tokens": 10**18}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 10**9}, 400, "context length"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": "a", "min_tokens": 9, "max_tokens": 4}, 400, "min_tokens"),
+    ({"prompt": "a", "stream": "yes"}, 400, "stream must be"),
+    ({"prompt": "a", "stream_options": 3}, 400, "stream_options"),
+    ({"prompt": [5] * 131073}, 400, "context length"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "message"), WRONG)
+def test_what_cannot_be_is_an_error_in_openais_form(served, body, status, message):
+    got, data, _ = served.ask("POST", "/v1/completions", body)
+    error = json.loads(data)["error"]
+    assert got == status == error["code"]
+    assert message in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_other_hostile_things(served):
+    assert served.ask("POST", "/v1/completions", b" " * (16 * 2**20 + 1))[0] == 413
+    assert served.ask("GET", "/../../etc/passwd")[0] == 404
+    assert served.ask("GET", "/v1/completions")[0] == 405
+    assert served.ask("POST", "/v1/completions", {"prompt": "a"}, {"X-Return-Error": "429"})[0] == 429
+    half = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(200)]
+    for one in half:
+        one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    assert served.post("/v1/completions", prompt="a", max_tokens=2)["usage"]["completion_tokens"] == 2
+    for one in half:
+        one.close()
+
+
+VLLM = {
+    "gauge": "num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc"
+    " engine_sleep_state cache_config_info",
+    "counter": "num_preemptions prompt_tokens prompt_tokens_cached generation_tokens request_success"
+    " prefix_cache_queries prefix_cache_hits external_prefix_cache_queries external_prefix_cache_hits"
+    " mm_cache_queries mm_cache_hits corrupted_requests",
+    "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds"
+    " e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds"
+    " request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens"
+    " request_max_num_generation_tokens request_params_n request_params_max_tokens iteration_tokens_total"
+    " request_num_preemptions request_prefill_kv_computed_tokens",
+}
+"""names and types of vLLM 0.33 (v1/metrics/loggers.py), as far as they are served"""
+OLD = {"gpu_cache_usage_perc": "gauge", "time_per_output_token_seconds": "histogram"}
+
+
+def test_metrics_have_vllms_names_and_hold(served):
+    parser = pytest.importorskip("prometheus_client.parser")
+    served.post("/v1/completions", prompt="a", max_tokens=5, ignore_eos=True)
+    page = served.ask("GET", "/metrics")[1].decode()
+    families = {family.name.removeprefix("vllm:"): family for family in parser.text_string_to_metric_families(page)}
+    expected = {name: kind for kind, names in VLLM.items() for name in names.split()} | OLD
+    assert {name: family.type for name, family in families.items()} == expected
+    for family in families.values():
+        for sample in family.samples:
+            assert sample.labels["model_name"] == MODEL
+            assert sample.labels["engine"] == "0"
+    requests = served.live.fleet.requests
+    done = requests[requests["status"] == COMPLETED]
+
+    def value(name, suffix, **labels):
+        return sum(
+            s.value
+            for s in families[name].samples
+            if s.name == f"vllm:{name}{suffix}" and labels.items() <= s.labels.items()
+        )
+
+    assert value("generation_tokens", "_total") == requests["num_output_tokens"].sum()
+    assert value("request_success", "_total") == len(requests)
+    assert value("e2e_request_latency_seconds", "_count") == len(done)
+    assert value("time_to_first_token_seconds", "_count") == (requests["num_output_tokens"] > 0).sum()
+    taken = (done["last_token"] - done["sent"]).sum()
+    assert value("e2e_request_latency_seconds", "_sum") == pytest.approx(taken)
+
+
+def idle(served):
+    """Nothing lives any more, and every block is free."""
+    for _ in range(200):
+        if not served.live.num_live:
+            break
+        time.sleep(0.02)
+    served.ask("GET", "/simulate/state")
+    fleet = served.live.fleet
+    assert served.live.num_live == 0
+    free = fleet.schedulers["free_blocks"].sum()
+    assert free == (fleet.knobs["num_gpu_blocks"] - 1).sum()
+    assert (fleet.schedulers["num_running"] == 0).all()
+
+
+def leave(port, number, tokens=100_000):
+    """Open streams, read a first piece of each, and go away."""
+    body = json.dumps({"prompt": "of the world", "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(number)]
+    for one in sockets:
+        one.sendall(head + body)
+    for one in sockets:
+        assert one.recv(64).startswith(b"HTTP/1.1 200")
+        one.close()
+
+
+def test_who_goes_away_is_aborted_and_its_blocks_are_free(served):
+    before = served.live.aborted
+    leave(served.port, 30)
+    idle(served)
+    assert served.live.aborted == before + 30
+
+
+@pytest.mark.slow
+def test_ten_thousand_aborted_streams_leave_nothing():
+    with Served(scenario()) as one:
+        leave(one.port, 100)
+        idle(one)
+        tasks = len(asyncio.all_tasks(one.loop))
+        for _ in range(100):
+            leave(one.port, 100)
+        idle(one)
+        assert one.live.aborted == 10_100
+        time.sleep(0.5)
+        assert len(asyncio.all_tasks(one.loop)) <= tasks + 5
+
+
+def traffic(served, number, random):
+    """Clients of every kind, some of which go away."""
+
+    def client(k):
+        body = {"prompt": [int(random_ids[k] % 5)] * int(lengths[k]), "max_tokens": int(outputs[k]), "stream": True}
+        body |= {"priority": 0, "ignore_eos": True, "model": MODEL}
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        answer = connection.getresponse()
+        if leaves[k]:
+            answer.read(64)
+            connection.close()
+        else:
+            answer.read()
+            connection.close()
+
+    random_ids, lengths = random.integers(0, 10, number), random.integers(1, 3000, number)
+    outputs, leaves = random.integers(1, 60, number), random.random(number) < 0.1
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(number)]
+    for thread in threads:
+        thread.start()
+        time.sleep(float(random.exponential(0.005)))
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize(("replicas", "router"), [(1, "round-robin"), (3, "round-robin"), (2, "least-outstanding")])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_engine_gives_the_same_answers(replicas, router, seed, tmp_path):
+    """What was recorded, run offline, has the same schedule, up to the clock's resolution."""
+    spec = scenario(replicas, router, engine={"max_num_seqs": 8, "max_num_batched_tokens": 1024})
+    with Served(spec, speed=1.0) as one:
+        traffic(one, 60, np.random.default_rng(seed))
+        idle(one)
+        rows, requests = outcome.traffic(one.live)
+        records = one.live.fleet.requests[rows]
+        outcome.write_trace(one.live, tmp_path / "trace.jsonl")
+    assert len(rows) == 60
+    first = int(np.argmax(records["status"] == ABORTED)) if (records["status"] == ABORTED).any() else len(rows)
+    # after a client has gone nothing need be equal: a trace cannot say when
+    began = records["arrival"][first:].min(initial=np.inf)
+    gone = records["last_token"][records["status"] == ABORTED].min(initial=np.inf)
+    again = simulate(spec, requests).requests
+    kept = records["last_token"] < min(began, gone)
+    for name in ("num_output_tokens", "num_cached_tokens", "num_preemptions", "last_step", "replica"):
+        np.testing.assert_array_equal(again[name][kept], records[name][kept], name)
+    for name in ("scheduled", "first_token", "last_token"):
+        np.testing.assert_allclose(again[name][kept], records[name][kept], atol=1e-9)
+    load = spec.workload.model_copy(
+        update={"trace": str(tmp_path / "trace.jsonl"), "request_rate": None, "input_tokens": None,
+                "output_tokens": None, "num_requests": None}
+    )  # fmt: skip
+    from infersim.run import run
+
+    result = run(spec.model_copy(update={"workload": load}))[0]
+    np.testing.assert_array_equal(result.requests["prompt_tokens"], requests.prompt_tokens)
+    np.testing.assert_allclose(result.requests["arrival"], requests.arrival - requests.arrival[0], atol=1e-9)
+
+
+def test_without_aborts_every_step_is_the_same():
+    spec = scenario(1, engine={"max_num_seqs": 4, "max_num_batched_tokens": 512})
+    with Served(spec, speed=1.0) as one:
+        random = np.random.default_rng(3)
+        threads = []
+        for _ in range(40):
+            body = {"prompt": [1] * int(random.integers(1, 2000)), "max_tokens": int(random.integers(1, 40))}
+            body["ignore_eos"] = True  # else the scheduler knows a max_tokens that a trace does not have
+            threads.append(threading.Thread(target=one.post, args=("/v1/completions",), kwargs=body))
+            threads[-1].start()
+            time.sleep(float(random.exponential(0.01)))
+        for thread in threads:
+            thread.join()
+        rows, requests = outcome.traffic(one.live)
+        live, steps = one.live.fleet.requests[rows], int(one.live.fleet.replicas["num_steps"][0])
+        result = outcome.result(one.live)
+    again = simulate(spec, requests)
+    assert again.num_steps == steps == result.num_steps
+    for name in ("num_cached_tokens", "num_preemptions", "last_step", "num_output_tokens"):
+        np.testing.assert_array_equal(again.requests[name], live[name], name)
+    for name in ("sent", "scheduled", "first_token", "last_token"):
+        np.testing.assert_allclose(again.requests[name], live[name], atol=1e-9)
+
+
+def test_a_crash_loses_requests_and_the_replica_comes_back():
+    with Served(scenario(2), ports=True) as one:
+        done = []
+        asked = {"prompt": "a", "max_tokens": 10_000, "ignore_eos": True}
+        thread = threading.Thread(target=lambda: done.append(one.ask("POST", "/v1/completions", asked)))
+        thread.start()
+        while not one.live.num_live:
+            time.sleep(0.01)
+        assert one.post("/simulate/crash", replica=0, duration=0.5)["lost"] == 1
+        assert one.ask("GET", "/health")[0] == 503
+        assert one.ask("GET", "/health", port=one.port + 1)[0] == 200
+        status, _, headers = one.ask("POST", "/v1/completions", {"prompt": "a"})
+        assert (status, headers["retry-after"]) == (503, "1")
+        thread.join()
+        assert done[0][0] == 503
+        time.sleep(0.6)
+        assert one.ask("GET", "/health")[0] == 200
+        assert one.post("/v1/completions", prompt="a", max_tokens=2)["usage"]["completion_tokens"] == 2
+        idle(one)
+        assert json.loads(one.ask("GET", "/simulate/result")[1])["metrics"]
+
+
+def test_a_slow_replica_and_speed():
+    with Served(scenario()) as one:
+        asked = {"prompt": "a", "max_tokens": 20, "ignore_eos": True}
+        plain = one.post("/v1/completions", **asked)["metrics"]["mean_itl_ms"]
+        one.post("/simulate/slow", replica=0, factor=3)
+        slow = one.post("/v1/completions", **asked)["metrics"]["mean_itl_ms"]
+        assert slow == pytest.approx(3 * plain, rel=0.1)
+        one.post("/simulate/slow", replica=0, factor=1)
+        one.post("/simulate/speed", speed=20)
+        started = time.perf_counter()
+        fast = one.post("/v1/completions", prompt="a", max_tokens=1000, ignore_eos=True)["metrics"]
+        assert fast["mean_itl_ms"] == pytest.approx(plain, rel=0.02)
+        assert time.perf_counter() - started < 1000 * plain / 1e3 / 10
+
+
+def test_text():
+    estimate = load_tokenizer(None)
+    for text in ("of", "The quick brown föx", "a  b\n", "", " the of and", "x" * 1000, "日本語"):
+        assert estimate.decode(estimate.encode(text)) == text
+    every = "".join(f" {word}" for word in WORDS) * 2
+    assert len(estimate.encode(every)) == 2 * len(WORDS)
+    names, lengths = names_of([1] * 40, "m")
+    longer, _ = names_of([1] * 48, "m")
+    assert lengths == [16, 16, 8]
+    assert names[:2] == longer[:2]
+    assert names[2] != longer[2]
+    assert min(names) >= 0
+
+
+def test_the_command(tmp_path):
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    command = [sys.executable, "-m", "infersim", "serve", "llama-8b-h100", "--port", str(port)]
+    command += ["--record", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(300):
+            time.sleep(0.1)
+            with contextlib.suppress(OSError):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                with contextlib.closing(connection):
+                    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 3}))
+                    assert connection.getresponse().status == 200
+                break
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "requests   1 of 1" in out
+    assert "late" in out
+    assert json.loads((tmp_path / "t.jsonl").read_text())["output_length"] >= 1
+    assert (tmp_path / "out" / "result.json").exists()
+    taken = subprocess.run([*command[:5], "--port", "99999"], capture_output=True, text=True)
+    assert taken.returncode == 2
+
+
+def test_the_openai_package():
+    openai = pytest.importorskip("openai")
+    with Served(scenario()) as one:
+
+        async def many():
+            async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none") as client:
+
+                async def chat():
+                    stream = await client.chat.completions.create(
+                        model=MODEL,
+                        messages=[{"role": "user", "content": "of the world"}],
+                        max_completion_tokens=20,
+                        stream=True,
+                        stream_options={"include_usage": True},
+                        extra_body={"ignore_eos": True},
+                    )
+                    chunks = [chunk async for chunk in stream]
+                    said = "".join(chunk.choices[0].delta.content for chunk in chunks if chunk.choices)
+                    return chunks[-1].usage.completion_tokens, len(Estimate().encode(said))
+
+                assert (await asyncio.gather(*(chat() for _ in range(200)))) == [(20, 20)] * 200
+                with pytest.raises(openai.NotFoundError):
+                    await client.completions.create(model="nope", prompt="a")
+                with pytest.raises(openai.BadRequestError):
+                    await client.completions.create(model=MODEL, prompt="a", max_tokens=10**9)
+
+        asyncio.run(many())
+        idle(one)
+
+
+def test_what_only_a_run_can_have_is_refused():
+    from infersim.config.errors import InputError
+
+    spec = scenario()
+    cluster = spec.cluster.model_copy(update={"admission": object()})
+    with contextlib.closing(asyncio.new_event_loop()) as loop, pytest.raises(InputError, match="admission"):
+        Live(spec.model_copy(update={"cluster": cluster}), 1.0, loop)
