@@ -8,7 +8,7 @@ from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import FORMATS, Precision
-from infersim.cost.formats import kernels, weight_format
+from infersim.cost.formats import Kernels, weight_format
 from infersim.cost.memory import weight_bytes
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
@@ -36,15 +36,18 @@ def test_a_checkpoint_says_its_format(model, name):
     assert weight_format(load_model(model), Precision()) == name
 
 
+def formats_of(placement, layer=-1):
+    """Every quantised matrix of one layer -> its format."""
+    kernels, layer = Kernels(placement), placement.model.layers[layer]
+    return {key: kernels.of(layer, key).format for key, _ in layer.schemes}
+
+
 def test_what_a_checkpoint_leaves_alone_stays_in_16_bits():
-    chosen = kernels(Placement(load_model("gpt-oss-120b"), H100))
-    assert chosen["attention"].format == "bf16"
-    assert chosen["experts"].format == "mxfp4"
-    chosen = kernels(Placement(load_model("Kimi-K2.5"), H100))
-    assert {part: kernel.format for part, kernel in chosen.items()} == {
-        "attention": "bf16", "mlp": "bf16", "shared": "bf16", "experts": "int4", "other": "bf16",
-    }  # fmt: skip
-    assert chosen["experts"].weight_bytes == 0.5 + 2 / 32  # groups of 32
+    assert formats_of(Placement(load_model("gpt-oss-120b"), H100)) == {"experts": "mxfp4"}
+    placement = Placement(load_model("Kimi-K2.5"), H100)
+    assert formats_of(placement) == {"experts": "int4"}
+    assert formats_of(placement, 0) == {}  # the first layer is dense
+    assert Kernels(placement).of(placement.model.layers[-1], "experts").weight_bytes == 0.5 + 2 / 32  # groups of 32
 
 
 def test_kernels_follow_the_device():
@@ -55,7 +58,7 @@ def test_kernels_follow_the_device():
         (H100, "nvfp4", "bf16", True), (B200, "mxfp4", "fp8", False), (H100, "mxfp4", "bf16", True),
         (A100, "int8", "int8", False), (H100, "int4", "bf16", True),
     ]:  # fmt: skip
-        kernel = kernels(Placement(model, hardware, Precision(weights=name)))["mlp"]
+        kernel = Kernels(Placement(model, hardware, Precision(weights=name))).of(model.layers[0], "mlp.up_proj")
         assert (kernel.rate, kernel.dequantised) == (rate_of, unpacked)
         assert (kernel.activation_bytes > 0) == (not unpacked)
     device = H100.model_copy(update={"flops": {"bf16": 1e15}})

@@ -30,13 +30,18 @@ FORMATS = {
     "fp16": Format(16),
     "fp8": Format(8),  # one scale per tensor or channel; activations in fp8 too
     "fp8_block": Format(8, 4, 128 * 128),  # DeepSeek-V3 (arXiv:2412.19437): 128 x 128, activations in groups of 128
+    "fp8_wo": Format(8),  # weights alone (W8A16)
     "int8": Format(8),  # one scale per channel; activations in int8 too (SmoothQuant, arXiv:2211.10438)
     "int8_wo": Format(8),  # weights alone (GPTQ of 8 bits, TensorRT-LLM's int8 weight only)
     "int4": Format(4, 2, 128),  # AWQ and GPTQ: weights alone, a 16-bit scale per group
+    "int4_fp8": Format(4, 2, 128),  # W4A8: activations in fp8
+    "int4_int8": Format(4, 2, 128),  # W4A8: activations in int8 (QServe, arXiv:2405.04532)
     "nvfp4": Format(4, 1, 16),  # e2m1 with an e4m3 scale per 16
+    "nvfp4_wo": Format(4, 1, 16),  # weights alone
     "mxfp4": Format(4, 1, 32),  # e2m1 with an e8m0 scale per 32 (OCP microscaling)
 }
 """formats of weights"""
+KV_FORMATS = ("bf16", "fp16", "fp8")
 UNQUANTISED = ("bf16", "fp16", "fp32")
 MEANT = {"fp4": "nvfp4 or mxfp4", "awq": "int4", "gptq": "int4"}
 
@@ -56,7 +61,8 @@ class Precision(Description):
 
     weights: Annotated[str, _one_of("auto", *FORMATS)] = "auto"
     """auto: as the checkpoint's quantization_config says, bf16 where it has none"""
-    kv_cache: Annotated[str, _one_of("bf16", "fp16", "fp8")] = "bf16"
+    kv_cache: Annotated[str, _one_of("auto", *KV_FORMATS)] = "auto"
+    """auto: as the checkpoint says (kv_cache_scheme), else the format of the activations, as in vLLM"""
     activations: Annotated[str, _one_of(*UNQUANTISED)] = "bf16"
     """default: the format of the weights, bf16 where these are quantised; also that of unquantised matrices"""
 

@@ -22,8 +22,9 @@ def attention_operators(layer: Layer, shape: Pass, count: int) -> list[Operator]
     output = linears.pop("o_proj")
     latent = linears.pop("kv_b_proj", None)
     operators = [
-        shape.gemm(linear, "other" if name.startswith("index_") else "attention", count, fused=name == "qkv_proj")
+        operator
         for name, linear in linears.items()
+        for operator in shape.gemms(linear, layer, "attention", count, fused=name == "qkv_proj")
     ]
     kinds = {"mla": _latent, "linear": _recurrent}
     operators += kinds[attention.kind](attention, shape, count) if attention.kind in kinds else []
@@ -33,9 +34,9 @@ def attention_operators(layer: Layer, shape: Pass, count: int) -> list[Operator]
         operators += _keyed(layer, shape, count)
     if attention.output_gate:
         operators.append(shape.elementwise("output_gate", count, 3 * output.inputs))
-    operators.append(shape.gemm(output, "attention", count))
+    operators += shape.gemms(output, layer, "attention", count)
     if layer.cross_attention:
-        operators += _cross(layer.cross_attention, shape, count)
+        operators += _cross(layer, layer.cross_attention, shape, count)
     return operators
 
 
@@ -84,7 +85,7 @@ def _latent(attention: Attention, shape: Pass, count: int) -> list[Operator]:
         shape.elementwise("latent_norm", count, 2 * norms, attention.vector_params),
         shape.elementwise("rotary_embedding", count, 2 * (n + 1) * rope),
     ]
-    if attention.index_topk:
+    if attention.has_indexer:
         operators += _indexer(attention, shape, count)
     return operators
 
@@ -100,7 +101,7 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
     context = shape.parallelism.context
     key_bytes = (r + rope) * BYTES[shape.precision.kv_cache]
     # vLLM keeps W_UK and W_UV in 16 bits (process_weights_after_loading); prefill reads the stored kv_b_proj
-    plain = shape.gemm(up, "other", count)
+    plain = shape.gemm(up, count)
     expand = 2 * up.inputs * up.outputs
     heads = n * (attention.head_dim + attention.v_head_dim)
     common: dict[str, Any] = {"dtype": shape.dtype, "count": count}
@@ -167,7 +168,7 @@ def _recurrent(attention: Attention, shape: Pass, count: int) -> list[Operator]:
     ]  # fmt: skip
 
 
-def _cross(cross: Attention, shape: Pass, count: int) -> list[Operator]:
+def _cross(layer: Layer, cross: Attention, shape: Pass, count: int) -> list[Operator]:
     """Cross attention of an encoder-decoder, whose keys and values are the encoder's output.
 
     With as many encoder as decoder layers a prompt token in the encoder costs what a decoded token does in the
@@ -176,8 +177,8 @@ def _cross(cross: Attention, shape: Pass, count: int) -> list[Operator]:
     """
     h, inner = shape.hidden_size, cross.num_heads * cross.head_dim
     return [
-        shape.gemm(Linear("cross_q_proj", h, inner), "attention", count),
+        shape.gemm(Linear("cross_q_proj", h, inner), count, kernel=shape.kernels.of(layer, "attention.q_proj")),
         Operator("cross_attention", "attention_decode", shape.dtype, count, "decodes",
                  activations={"decodes": 2 * inner * shape.width}, row="cross"),
-        shape.gemm(Linear("cross_o_proj", inner, h), "attention", count),
+        shape.gemm(Linear("cross_o_proj", inner, h), count, kernel=shape.kernels.of(layer, "attention.o_proj")),
     ]  # fmt: skip

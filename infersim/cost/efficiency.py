@@ -18,8 +18,8 @@ LIKE = {
     "recurrent": ("attention_decode", 1),
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), ("collective", 1)),
 }
-
-
+SAME_KERNEL = {"fp8_wo": "int8_wo", "nvfp4_wo": "int4", "int4_fp8": "fp8", "int4_int8": "int8"}
+"""formats that were not measured -> that whose kernel theirs is most like: Marlin's, or the arithmetic's own"""
 QUANTISED_INPUTS = ("fp8", "fp8_block", "int8", "nvfp4")
 
 
@@ -43,6 +43,9 @@ def efficiency(hardware: Hardware, operator_class: str, dtype: str) -> OperatorE
     """
     if found := calibrated(hardware, operator_class, dtype):
         return found
+    if dtype in SAME_KERNEL:
+        other = SAME_KERNEL[dtype]
+        return _assumed(efficiency(hardware, operator_class, other), f"as {other}")
     figures = published().operators.get(operator_class, {})
     for name in relatives(hardware):
         if name != hardware.name and (found := calibrated(profile(name), operator_class, dtype)):

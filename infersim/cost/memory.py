@@ -8,14 +8,15 @@ The CUDA context is taken before vLLM looks, so it comes out of what gpu_memory_
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
-from infersim.models.architecture import Attention, Layer, Model, MoE, counted
+from infersim.models.architecture import Attention, Layer, Linear, Model, MoE, counted
 
 from .collectives import joined
-from .formats import Kernel, kernels, matrix_bytes
+from .formats import Kernels, matrix_bytes
 from .partition import Partition, partition
 from .placement import Placement
 from .sharding import check_modelled, pipeline_stages, problems, rank_layer
@@ -193,7 +194,7 @@ def weight_bytes(placement: Placement, first: int = 0, last: int | None = None) 
     """
     model, parallelism, tensor = placement.model, placement.parallelism, placement.parallelism.tensor
     last = model.num_layers if last is None else last
-    chosen, plain = kernels(placement), placement.activation_bytes
+    chosen, plain = Kernels(placement), placement.activation_bytes
     width = model.embedding_size or model.hidden_size
     rows = math.ceil(model.vocab_size / math.lcm(VOCAB_PADDING, tensor)) * math.lcm(VOCAB_PADDING, tensor) // tensor
     positions = model.embedding_params - model.vocab_size * width
@@ -212,23 +213,24 @@ def weight_bytes(placement: Placement, first: int = 0, last: int | None = None) 
     return params * plain + matrices
 
 
-def _layer_bytes(layer: Layer, whole: Layer, model: Model, chosen: dict[str, Kernel], plain: float) -> float:
+def _layer_bytes(layer: Layer, whole: Layer, model: Model, chosen: Kernels, plain: float) -> float:
     """Bytes of one rank's part of a layer."""
     h, attention = model.hidden_size, layer.attention
     size = (layer.norm_params + attention.vector_params) * plain
+
+    def stored(group: str, linears: Iterable[Linear]) -> float:
+        pieces = (piece for linear in linears for piece in chosen.split(layer, group, linear))
+        return sum(matrix_bytes(linear, kernel, plain) for linear, kernel in pieces)
+
     for part in (attention, layer.cross_attention):
-        for linear in part.linears(h) if part else ():
-            # vLLM keeps MLA's absorbed matrices in 16 bits
-            kept = linear.name.startswith("index_") or linear.name == "kv_b_proj"
-            size += matrix_bytes(linear, chosen["other" if kept else "attention"], plain)
+        size += stored("attention", part.linears(h)) if part else 0
     if not isinstance(layer.mlp, MoE):
-        return size + sum(matrix_bytes(linear, chosen["mlp"], plain) for linear in layer.mlp.linears(h))
+        return size + stored("mlp", layer.mlp.linears(h))
     assert isinstance(whole.mlp, MoE)
-    moe = layer.mlp
+    moe, kernel = layer.mlp, chosen.of(layer, "experts")
     size += whole.mlp.router(h).num_params * plain + h * moe.shared_gate * plain
-    size += moe.num_experts * sum(matrix_bytes(linear, chosen["experts"], plain) for linear in moe.expert.linears(h))
-    shared = moe.shared.linears(h) if moe.shared else ()
-    return size + sum(matrix_bytes(linear, chosen["shared"], plain) for linear in shared)
+    size += moe.num_experts * sum(matrix_bytes(linear, kernel, plain) for linear in moe.expert.linears(h))
+    return size + stored("shared", moe.shared.linears(h) if moe.shared else ())
 
 
 def activation_terms(placement: Placement, engine: ResolvedEngine) -> dict[str, float]:

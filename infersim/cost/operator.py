@@ -8,9 +8,9 @@ import numpy as np
 
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
-from infersim.models.architecture import Linear
+from infersim.models.architecture import Layer, Linear
 
-from .formats import UNPACKED_FOR, Kernel, matrix_bytes
+from .formats import UNPACKED_FOR, Kernel, Kernels, matrix_bytes
 from .moe import Routing
 from .placement import Placement
 
@@ -89,7 +89,7 @@ class Pass:
     """What all operators of one pass share."""
 
     placement: Placement
-    kernels: dict[str, Kernel]
+    kernels: Kernels
 
     @property
     def hidden_size(self) -> int:
@@ -114,25 +114,30 @@ class Pass:
         return self.placement.activation_bytes
 
     def gemm(
-        self, linear: Linear, part: str, count: int, per: str = "tokens", read: float = 1.0, fused: bool = False
+        self, linear: Linear, count: int, per: str = "tokens", kernel: Kernel | None = None, fused: bool = False
     ) -> Operator:
-        """One linear layer: the matrix, and where its format wants it the inputs turned into it. `read` 0: the
-        matrix is not counted (another operator reads it). `fused`: its inputs come from a norm or an activation that
-        writes them in the matrix's format (vLLM's fuse_norm_quant and fuse_act_quant, TensorRT-LLM's fused norms)."""
-        kernel = self.kernels[part]
+        """One linear layer: the matrix (in 16 bits without a `kernel`), and where its format wants it the inputs turned
+        into it. `fused`: its inputs come from a norm or an activation that writes them in the matrix's format (vLLM's
+        fuse_norm_quant and fuse_act_quant, TensorRT-LLM's fused norms)."""
+        kernel = kernel or self.kernels.plain
         fused = fused and kernel.format in ("fp8", "nvfp4")
         inputs = linear.inputs * (self.width + 2 * kernel.activation_bytes)
         unpack = linear.inputs * linear.outputs if kernel.dequantised else 0
         return Operator(
             linear.name, "gemm", kernel.format, count, per,
             flops={per: 2 * linear.inputs * linear.outputs},
-            weights={"step": matrix_bytes(linear, kernel, self.width) * read},
+            weights={"step": matrix_bytes(linear, kernel, self.width)},
             activations={per: inputs + linear.outputs * self.width},
             rate=kernel.rate,
             shape={"n": linear.outputs, "k": linear.inputs, "quantised": kernel.activation_bytes,
                    **({"fused": 1.0} if fused else {})},
             unpack={"step": unpack, per: unpack / UNPACKED_FOR} if unpack else {},
         )  # fmt: skip
+
+    def gemms(self, linear: Linear, layer: Layer, group: str, count: int, fused: bool = False) -> list[Operator]:
+        """One of a layer's matrices as its checkpoint stores it."""
+        pieces = self.kernels.split(layer, group, linear)
+        return [self.gemm(piece, count, kernel=kernel, fused=fused) for piece, kernel in pieces]
 
     def elementwise(self, name: str, count: int, elements: float, weights: float = 0.0, per: str = "tokens"):
         """A kernel that moves `elements` activations per token, and reads `weights` parameters."""

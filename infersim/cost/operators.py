@@ -9,7 +9,7 @@ from infersim.models.architecture import MLP, Layer, Linear, Model, MoE, counted
 
 from .attention import attention_operators
 from .collectives import node_size
-from .formats import UNPACKED_FOR, kernels, matrix_bytes
+from .formats import UNPACKED_FOR, Kernels, matrix_bytes
 from .moe import Routing
 from .operator import Operator, Pass
 from .placement import Placement
@@ -19,7 +19,7 @@ from .sharding import rank_layer
 def forward_pass(placement: Placement) -> list[Operator]:
     """The operators of one pass on one rank, in the order in which they run; of all pipeline stages together."""
     model = placement.model
-    shape = Pass(placement, kernels(placement))
+    shape = Pass(placement, Kernels(placement))
     h, width = model.hidden_size, shape.width
     tables = (model.embedding_params > 0) + (model.embedding_params > model.vocab_size * (model.embedding_size or h))
     operators = [
@@ -30,7 +30,7 @@ def forward_pass(placement: Placement) -> list[Operator]:
     ]  # fmt: skip
     projections = [Linear("embedding_proj", model.embedding_size, h, parallel="replicated")] * 2
     projections = projections if model.embedding_size else []
-    operators += [shape.gemm(linear, "other", 1) for linear in projections]
+    operators += [shape.gemm(linear, 1) for linear in projections]
     for layer, count in counted(model.layers).items():
         operators += _layer(layer, shape, count)
     operators += _sends(shape, node_size(placement.hardware))
@@ -52,44 +52,45 @@ def _sends(shape: Pass, node: int) -> list[Operator]:
 
 
 def _layer(whole: Layer, shape: Pass, count: int) -> list[Operator]:
-    layer, h = rank_layer(whole, shape.parallelism), shape.hidden_size
+    layer = rank_layer(whole, shape.parallelism)
     operators = [shape.norm("norm", layer.norm_params / layer.num_norms, count * layer.num_norms)]
     operators += attention_operators(layer, shape, count)
     operators += shape.all_reduce(count)
     if layer.cross_attention:
         operators += shape.all_reduce(count)
     if isinstance(layer.mlp, MoE):
-        assert isinstance(whole.mlp, MoE)
-        return operators + _moe(whole.mlp, layer.mlp, shape, count)
-    return [*operators, *_mlp(layer.mlp, h, shape, "mlp", count), *shape.all_reduce(count)]
+        return operators + _moe(whole, layer, shape, count)
+    return [*operators, *_mlp(layer.mlp, layer, shape, "mlp", count), *shape.all_reduce(count)]
 
 
-def _mlp(mlp: MLP, h: int, shape: Pass, part: str, count: int) -> list[Operator]:
-    up, down = mlp.linears(h)
+def _mlp(mlp: MLP, layer: Layer, shape: Pass, group: str, count: int) -> list[Operator]:
+    up, down = mlp.linears(shape.hidden_size)
     return [
-        shape.gemm(up, part, count, fused=True),
+        *shape.gemms(up, layer, group, count, fused=True),
         shape.elementwise("activation", count, up.outputs + down.inputs),
-        shape.gemm(down, part, count, fused=True),
+        *shape.gemms(down, layer, group, count, fused=True),
     ]
 
 
-def _moe(whole: MoE, moe: MoE, shape: Pass, count: int) -> list[Operator]:
+def _moe(whole_layer: Layer, layer: Layer, shape: Pass, count: int) -> list[Operator]:
     """Router, shared experts on the rank's own tokens, routed ones on those of all ranks that share them.
 
     Under tensor parallelism alone all ranks have all tokens and add up what their experts gave in the layer's
     all-reduce; with data-parallel attention tokens travel to their experts' ranks and back (all-to-all), or where
     experts are cut rather than dealt out all tokens to all ranks.
     """
-    h, parallelism, kernel = shape.hidden_size, shape.parallelism, shape.kernels["experts"]
+    whole, moe = whole_layer.mlp, layer.mlp
+    assert isinstance(whole, MoE) and isinstance(moe, MoE)
+    h, parallelism, kernel = shape.hidden_size, shape.parallelism, shape.kernels.of(layer, "experts")
     operators = [
-        shape.gemm(whole.router(h), "other", count),
+        shape.gemm(whole.router(h), count),
         shape.elementwise("topk", count, whole.num_experts + 4 * whole.num_experts_per_token),
     ]
     if moe.shared:
-        operators += _mlp(moe.shared, h, shape, "shared", count)
+        operators += _mlp(moe.shared, layer, shape, "shared", count)
     if whole.shared_gate:
         operators += [
-            shape.gemm(Linear("shared_expert_gate", h, 1), "other", count),
+            shape.gemm(Linear("shared_expert_gate", h, 1), count),
             shape.elementwise("shared_expert_scale", count, 2 * h),
         ]
     routing = Routing.of(whole, parallelism.expert, parallelism.expert_skew)
@@ -131,7 +132,7 @@ def _head(model: Model, shape: Pass) -> list[Operator]:
     head, tensor = model.lm_head, shape.parallelism.tensor
     part = Linear(head.name, head.inputs, -(-head.outputs // tensor), head.bias)
     return [
-        shape.gemm(part, "other", 1, "sequences"),
+        shape.gemm(part, 1, "sequences"),
         *shape.collective("all_gather", 1, tensor, head.outputs, "sequences"),
         Operator("logits_to_float32", "elementwise", shape.dtype, 1, "sequences",
                  activations={"sequences": head.outputs * (shape.width + 4)}),

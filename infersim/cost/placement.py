@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from infersim.config.hardware import Hardware
 from infersim.config.parallelism import Parallelism
-from infersim.config.precision import BYTES, Precision
+from infersim.config.precision import BYTES, KV_FORMATS, Precision
 from infersim.models.architecture import Model
 
 
@@ -19,6 +19,15 @@ class Placement:
     hardware: Hardware
     precision: Precision = field(default_factory=Precision)
     parallelism: Parallelism = field(default_factory=Parallelism)
+
+    def __post_init__(self):
+        """`auto` of the KV cache becomes what it stands for; a format that is not modelled leaves it, for an error."""
+        precision, quantization = self.precision, self.model.quantization
+        if precision.kv_cache == "auto":
+            usual = precision.activations if precision.activations in KV_FORMATS else "bf16"
+            kv_cache = (quantization.kv_cache if quantization else "") or usual
+            if kv_cache in KV_FORMATS:
+                object.__setattr__(self, "precision", precision.model_copy(update={"kv_cache": kv_cache}))
 
     @property
     def activation_bytes(self) -> float:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 AttentionKind = Literal["full", "window", "chunk", "mla", "linear"]
 
@@ -18,7 +18,8 @@ class Linear:
     """One matrix multiplication [tokens, inputs] x [inputs, outputs], named and fused as vLLM fuses it.
 
     `parallel` is how tensor parallelism cuts it: column (outputs), row (inputs, followed by an all-reduce), or
-    replicated.
+    replicated. `parts` are the checkpoint's matrices that are fused in it, side by side, and their outputs; empty where
+    it is one.
     """
 
     name: str
@@ -26,10 +27,16 @@ class Linear:
     outputs: int
     bias: bool = False
     parallel: Literal["column", "row", "replicated"] = "column"
+    parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def num_params(self) -> int:
         return self.inputs * self.outputs + self.outputs * self.bias
+
+
+def fused(name: str, inputs: int, parts: tuple[tuple[str, int], ...], bias: bool = False, parallel: Any = "column"):
+    """Several matrices of a checkpoint as one multiplication."""
+    return Linear(name, inputs, sum(outputs for _, outputs in parts), bias, parallel, parts)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Attention:
     mla: latent attention (DeepSeek-V2, arXiv:2405.04434): per token a vector of `kv_lora_rank` and a rotary key of
         `qk_rope_head_dim`, shared by all heads (`num_kv_heads` 1); `head_dim` = qk_nope_head_dim + qk_rope_head_dim;
         q_lora_rank 0: queries are projected directly. With `index_topk` > 0 an indexer of `index_num_heads` x
-        `index_head_dim` picks the keys that a query sees (DeepSeek-V3.2).
+        `index_head_dim` picks the keys that a query sees (DeepSeek-V3.2); `index_shared` layers have none and see the
+        keys that an earlier layer's picked (GLM-5.2).
     linear: gated delta rule (Qwen3-Next): `num_heads` value heads of `v_head_dim`, `num_kv_heads` key and query heads
         of `head_dim`, a causal convolution of `conv_kernel` tokens; a fixed state per sequence, nothing per token.
 
@@ -70,11 +78,16 @@ class Attention:
     index_num_heads: int = 0
     index_head_dim: int = 0
     index_topk: int = 0
+    index_shared: bool = False
     conv_kernel: int = 0
 
     def __post_init__(self):
         if not self.v_head_dim:
             object.__setattr__(self, "v_head_dim", self.head_dim)
+
+    @property
+    def has_indexer(self) -> bool:
+        return self.index_topk > 0 and not self.index_shared
 
     @property
     def key_width(self) -> int:
@@ -96,21 +109,24 @@ class Attention:
         h, n = hidden_size, self.num_heads
         output = Linear("o_proj", n * self.v_head_dim, h, self.output_bias, "row")
         if self.kind == "linear":
-            gates = Linear("in_proj_ba", h, 2 * n)
-            return (Linear("in_proj_qkvz", h, 2 * self.key_width + 2 * self.value_width), gates, output)
+            inputs = (("in_proj_qkv", self.conv_width), ("in_proj_z", self.value_width))
+            gates = (("in_proj_b", n), ("in_proj_a", n))
+            return (fused("in_proj_qkvz", h, inputs), fused("in_proj_ba", h, gates), output)
         if self.kind != "mla":
             queries = n * self.head_dim * (2 if self.output_gate else 1)
-            return (Linear("qkv_proj", h, queries + self.key_width + self.value_width, self.qkv_bias), output)
+            qkv = (("q_proj", queries), ("k_proj", self.key_width), ("v_proj", self.value_width))
+            return (fused("qkv_proj", h, qkv, self.qkv_bias), output)
         latent = self.kv_lora_rank + self.qk_rope_head_dim
         if self.q_lora_rank:
-            down = (Linear("fused_qkv_a_proj", h, self.q_lora_rank + latent, self.qkv_bias, "replicated"),)
+            both = (("q_a_proj", self.q_lora_rank), ("kv_a_proj_with_mqa", latent))
+            down = (fused("fused_qkv_a_proj", h, both, self.qkv_bias, "replicated"),)
             query = Linear("q_b_proj", self.q_lora_rank, n * self.head_dim)
         else:
             down = (Linear("kv_a_proj_with_mqa", h, latent, self.qkv_bias, "replicated"),)
             query = Linear("q_proj", h, n * self.head_dim)
         up = Linear("kv_b_proj", self.kv_lora_rank, n * (self.qk_nope_head_dim + self.v_head_dim))
         indexer: tuple[Linear, ...] = ()
-        if self.index_topk:
+        if self.has_indexer:
             indexer = (
                 Linear("index_wq_b", self.q_lora_rank, self.index_num_heads * self.index_head_dim, False, "replicated"),
                 Linear("index_wk", h, self.index_head_dim, False, "replicated"),
@@ -128,7 +144,7 @@ class Attention:
             "unweighted": 0,
         }[self.qk_norm]
         if self.kind == "mla":
-            norms += self.q_lora_rank + self.kv_lora_rank + 2 * self.index_head_dim
+            norms += self.q_lora_rank + self.kv_lora_rank + 2 * self.index_head_dim * self.has_indexer
         if self.kind == "linear":  # A_log and dt_bias per value head, gated norm of the output
             norms += self.conv_width * self.conv_kernel + 2 * self.num_heads + self.v_head_dim
         return norms + self.num_heads * self.sinks
@@ -148,7 +164,7 @@ class Attention:
     @property
     def index_bytes_per_token(self) -> int:
         """Bytes of an indexer's key: FP8 with an FP32 scale for each 128 elements (vLLM, DeepSeek-V3.2)."""
-        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.index_topk else 0
+        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.has_indexer else 0
 
     def state_bytes(self, element_bytes: float) -> float:
         """Bytes of one sequence's state, whatever its length: FP32 matrix per value head, last inputs of the conv."""
@@ -168,8 +184,12 @@ class MLP:
 
     def linears(self, hidden_size: int) -> tuple[Linear, ...]:
         f = self.intermediate_size
-        name, outputs = ("gate_up_proj", 2 * f) if self.gated else ("up_proj", f)
-        up = Linear(name, hidden_size, outputs, self.bias)
+        both = (("gate_proj", f), ("up_proj", f))
+        up = (
+            fused("gate_up_proj", hidden_size, both, self.bias)
+            if self.gated
+            else Linear("up_proj", hidden_size, f, self.bias)
+        )
         return (up, Linear("down_proj", f, hidden_size, self.bias, "row"))
 
     def num_params(self, hidden_size: int) -> int:
@@ -232,7 +252,9 @@ class Layer:
     """One layer: attention, feed-forward, and `num_norms` norms over hidden_size with `norm_params` weights in all.
 
     `cross_attention` is that of an encoder-decoder's decoder: its keys and values are the encoder's output, computed
-    once per sequence, and `linears` of it names one fused projection for both inputs.
+    once per sequence, and `linears` of it names one fused projection for both inputs. `schemes` are those of its
+    matrices that the checkpoint quantises, by "attention.", "mlp." or "shared." and the matrix's name there, and
+    "experts" for all routed ones.
     """
 
     attention: Attention
@@ -240,6 +262,7 @@ class Layer:
     norm_params: int
     num_norms: int = 2
     cross_attention: Attention | None = None
+    schemes: tuple[tuple[str, "Scheme"], ...] = ()
 
     def _params(self, hidden_size: int, mlp_params: int) -> int:
         cross = self.cross_attention.num_params(hidden_size) if self.cross_attention else 0
@@ -262,20 +285,29 @@ def counted(layers: Sequence[Layer]) -> Counter[Layer]:
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """How a checkpoint's matrices are stored (`quantization_config`); what that costs is priced elsewhere.
+class Scheme:
+    """How one matrix of a checkpoint is stored and multiplied; what that costs is priced elsewhere.
 
-    `method` is Hugging Face's quant_method (fp8, mxfp4, awq, gptq, compressed-tensors, modelopt ...); `bits` and `type`
-    are those of one weight; `group_size` is the number of weights under one scale along the inputs (0: none stated),
-    `weight_block_size` that of a block; `modules_to_not_convert` stay in the model's own precision.
+    `bits` and `type` are those of one weight, `input_bits` and `input_type` those of an input as the multiplication
+    takes it (16: as it is). `group_size` weights along the inputs are under one scale (0: a channel or more), or a
+    block of `block_size`.
     """
 
-    method: str
     bits: int
     type: Literal["int", "float"]
     group_size: int = 0
-    weight_block_size: tuple[int, ...] = ()
-    modules_to_not_convert: tuple[str, ...] = ()
+    block_size: tuple[int, ...] = ()
+    input_bits: int = 16
+    input_type: Literal["int", "float"] = "float"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a checkpoint says of itself as a whole: Hugging Face's quant_method, and the KV cache that it is made for
+    ("" where it does not say)."""
+
+    method: str
+    kv_cache: str = ""
 
 
 @dataclass(frozen=True)

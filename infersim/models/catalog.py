@@ -33,7 +33,7 @@ def load_model(name_or_path: str | Path) -> Model:
     given = str(name_or_path)
     for path in (Path(given), Path(given) / "config.json"):
         if given and is_file(path):
-            return model_from_config(_read(path), _name_of(path), str(path))
+            return model_from_config(_with_quantization(_read(path), path), _name_of(path), str(path))
     if given.endswith(".json") or given.startswith((".", "/", "~")):
         raise InputError(f"{short(given)}: no such file; must be a config.json, the folder of one, or a known name")
     words = [word for word in re.split(r"[-_ ]", given.lower().rsplit("/", 1)[-1]) if word]
@@ -102,6 +102,15 @@ def _read(path: Path) -> Any:
         raise InputError(f"{path}: {where}: {error.msg}; must be a complete JSON object") from None
     except (RecursionError, ValueError):  # ValueError: a number with thousands of digits
         raise InputError(f"{path}: nested too deeply, or a number is too long; must be a config.json") from None
+
+
+def _with_quantization(config: Any, path: Path) -> Any:
+    """The config with what ModelOpt wrote beside it where it does not say itself how it is quantised, as vLLM reads
+    both (get_quant_config)."""
+    beside = path.parent / "hf_quant_config.json"
+    if not isinstance(config, dict) or config.get("quantization_config") or path.name != "config.json":
+        return config
+    return config | {"quantization_config": _read(beside)} if is_file(beside) else config
 
 
 def _name_of(path: Path) -> str:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from infersim.config.base import near
 from infersim.config.errors import InputError
 from infersim.config.units import short
 
 from . import classic, dense, hybrid, sparse
 from .architecture import Model
 from .fields import Fields
+from .modules import with_schemes
 from .quantization import read_quantization
 
 FAMILIES: dict[str, Callable[[Fields], Model]] = {
@@ -83,10 +83,39 @@ def model_from_config(config: Mapping[str, Any], name: str, where: str = "") -> 
     if family in NOT_MODELLED:
         raise InputError(f"{prefix}model_type: {family} is not modelled yet: it has {NOT_MODELLED[family]}")
     if family not in FAMILIES:
-        raise InputError(f"{prefix}model_type: unknown family {short(family)}{near(family, list(FAMILIES))}")
+        raise InputError(f"{prefix}model_type: unknown family {short(family)}{_relatives(family)}")
     fields = Fields(config, prefix)
     model = FAMILIES[family](fields)
-    quantization = read_quantization(fields)
+    found = read_quantization(fields)
     fields.check()
     source = f"{where}, text part" if config is not outer else where
-    return replace(model, name=name, family=family, source=source, quantization=quantization)
+    model = replace(model, name=name, family=family, source=source)
+    if found is None:
+        return model
+    quantization, rules = found
+    unclear: list[str] = []
+    model = with_schemes(model, rules, unclear)
+    for problem in unclear[:1]:
+        fields.problem("quantization_config", problem)
+    fields.check()
+    return replace(model, quantization=quantization)
+
+
+def _relatives(family: str) -> str:
+    """A family that is meant, misspelt: one letter more, less or other than a known one's (lama). What is only spelt
+    alike is another architecture, and would give other numbers without a word."""
+    close = [known for known in FAMILIES if _one_apart(family.lower(), known)]
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; {len(FAMILIES)} families are known, and no other's numbers would hold for it"
+
+
+def _one_apart(a: str, b: str) -> bool:
+    """Whether one edit (a separator's too) makes one word of the other, digits apart, which are versions."""
+    if a.replace("-", "_") == b:
+        return True
+    a, b = sorted((a, b), key=len)
+    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    if len(b) - len(a) > 1 or len(b) < 4 or b[i : i + 1].isdigit() or a[i : i + 1].isdigit():
+        return False
+    return a[i:] == b[i + 1 :] or (len(a) == len(b) and a[i + 1 :] == b[i + 1 :])

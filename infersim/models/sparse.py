@@ -10,8 +10,9 @@ from .fields import Fields
 
 
 def read_moe(fields: Fields, experts: str, size: str = "moe_intermediate_size", **traits) -> MoE:
-    """The mixture of one layer; `experts` and `size` are the family's names of its fields."""
-    num_experts = fields.integer(experts)
+    """The mixture of one layer; `experts` and `size` are the family's names of its fields. Transformers 5 writes
+    num_local_experts for all."""
+    num_experts = fields.integer(experts, "num_local_experts")
     top = fields.integer("num_experts_per_tok")
     if top > num_experts:
         fields.problem("num_experts_per_tok", f"must be at most {experts} {num_experts} (got {top})", given=(experts,))
@@ -134,6 +135,7 @@ def _deepseek_moe(fields: Fields, topk_method: str) -> MoE:
 
 
 def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **indexer: Any) -> Model:
+    """`indexer_types` (GLM-5.2): a "shared" layer takes the keys that the indexer of the last "full" layer picked."""
     trunk = Trunk.read(fields, max_position_embeddings)
     nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     bias = fields.flag("attention_bias", False)
@@ -156,7 +158,14 @@ def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **
     step = fields.integer("moe_layer_freq", default=1)
     sparse = {i for i in range(first, trunk.num_layers) if i % step == 0}
     mlps = mixed(fields, trunk.num_layers, _deepseek_moe(fields, topk_method), sparse)
-    return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, mlps))
+    attentions = [attention] * trunk.num_layers
+    if indexer:
+        shared = replace(attention, index_shared=True)
+        words = {"full": attention, "shared": shared}
+        attentions = fields.per_layer("indexer_types", trunk.num_layers, words) or attentions
+    if attentions[0].index_shared:
+        fields.problem("indexer_types[0]", "must be full: there is no layer before it whose indexer it could share")
+    return trunk.model(trunk.rms_layers(attentions, mlps))
 
 
 def deepseek_v2(fields: Fields) -> Model:

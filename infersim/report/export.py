@@ -72,7 +72,8 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     words += ["--enable-expert-parallel"] if parallel.expert > 1 else []
     words += ["--dtype", _dtype(precision.activations)]
     words += ["--quantization", "fp8"] if precision.weights == "fp8" else []  # other formats are the checkpoint's
-    words += ["--kv-cache-dtype", precision.kv_cache] if precision.kv_cache != precision.activations else []
+    kv_cache = precision.kv_cache  # auto is the server's own default
+    words += ["--kv-cache-dtype", kv_cache if kv_cache == "fp8" else _dtype(kv_cache)] if kv_cache != "auto" else []
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size"):
         words += [f"--{name.replace('_', '-')}", f"{engine[name]}"]
     if engine["num_gpu_blocks_override"] is not None:

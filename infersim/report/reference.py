@@ -6,7 +6,7 @@ from infersim.config.base import field_docstrings
 from infersim.config.plan import Plan
 from infersim.config.schema import json_schema
 
-WIDE = 120  # characters of a list of values
+WIDE = 150
 
 
 def reference() -> str:
