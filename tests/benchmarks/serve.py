@@ -1,0 +1,88 @@
+"""How late `infersim serve` is, and how much it streams: a server and a client on 127.0.0.1, both on this machine.
+
+    python tests/benchmarks/serve.py [--streams 500] [--replicas 8] [--seconds 10] [--factor 4]
+
+Streams are spread over the replicas, each slowed by `factor` so that a stream has about 40 tokens/s. Lateness is the
+server's own figure; the client's share of the CPU stands beside it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+
+def ask(port: int, path: str, body: dict | None = None) -> bytes:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data, timeout=30) as answer:
+        return answer.read()
+
+
+async def stream(port: int, until: float) -> int:
+    """Chunks that came by `until`."""
+    body = json.dumps({"prompt": [1] * 8, "max_tokens": 50_000, "ignore_eos": True, "stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    chunks = 0
+    while time.perf_counter() < until:
+        chunks += (await reader.read(65536)).count(b"data: ")
+    writer.close()
+    return chunks
+
+
+async def load(port: int, streams: int, seconds: float) -> int:
+    until = time.perf_counter() + seconds
+    return sum(await asyncio.gather(*(stream(port, until) for _ in range(streams))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, default in (("streams", 500), ("replicas", 8), ("seconds", 10), ("factor", 4)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    command = [sys.executable, "-m", "infersim", "serve", "llama-8b-h100", "--port", str(port)]
+    command += ["--set", f"cluster.replicas={given.replicas}"]
+    started = time.perf_counter()
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                ask(port, "/health")
+                break
+            except OSError:
+                time.sleep(0.02)
+        print(f"start-up {time.perf_counter() - started:.2f} s")
+        for replica in range(given.replicas):
+            ask(port, "/simulate/slow", {"replica": replica, "factor": given.factor})
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        chunks = asyncio.run(load(port, given.streams, given.seconds))
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        mine = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        state = json.loads(ask(port, "/simulate/state"))
+        scrapes = []
+        for _ in range(20):
+            started = time.perf_counter()
+            ask(port, "/metrics")
+            scrapes.append(time.perf_counter() - started)
+        print(f"{chunks / given.seconds:,.0f} tokens/s, {chunks / given.seconds / given.streams:.1f} of each stream")
+        print(f"lateness {state['lateness']}")
+        print(f"the client took {mine / given.seconds:.2f} of a core; load average {os.getloadavg()[0]:.1f}")
+        print(f"/metrics of {given.replicas} replicas: {sorted(scrapes)[10] * 1e3:.2f} ms")
+    finally:
+        server.terminate()
+        server.wait(30)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"the server took {used.ru_utime + used.ru_stime:.1f} s of CPU in all, start-up and report included")
+
+
+if __name__ == "__main__":
+    main()
