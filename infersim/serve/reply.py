@@ -43,6 +43,7 @@ class Reply:
         self.posts: deque[tuple[Choice, int, float, str | None]] = deque()
         self.open = 0
         self.failed: str | None = None
+        self.gone = False
         self._waiter: asyncio.Future | None = None
         self._escaped = _escaped(tuple(tokenizer.words))
 
@@ -70,13 +71,14 @@ class Reply:
 
     def leave(self) -> None:
         """The client has gone."""
+        self.gone = True
         for choice in self.choices:
             if choice.row is not None and choice.finish is None:
                 self.live.abort(choice.row)
 
     async def wait(self) -> None:
-        """Until there is something to send."""
-        if not self.posts:
+        """Until there is something to send, or nobody to send it to."""
+        if not self.posts and not self.gone:
             self._waiter = self.live.loop.create_future()
             await self._waiter
             self._waiter = None
