@@ -1,6 +1,7 @@
 """Plans: the search finds what exhaustive simulation finds, and its answers hold."""
 
 import json
+import random
 
 import pytest
 import yaml
@@ -95,6 +96,43 @@ def test_shared_keys_do_not_break_the_bound(engine, load):
     scenario = build_scenario(parts | {"workload": load}, "test")
     bounds = bounds_of(scenario, Lengths(scenario.workload, 0))
     assert summarize(run(scenario))["metrics"]["request_throughput"] <= bounds.rate
+
+
+FEATURES = [
+    {},
+    {"speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"conditional": [0.9, 0.9, 0.9]}}},
+    {"early_exit": {"exit_layers": [8], "shares": [1.0]}},
+    {"engine": {"jump_forward_share": 0.7}},
+    {"parallelism": {"pipeline": 2}},
+    {"model": "gpt-oss-20b"},
+    {"workload": {"prefixes": {"count": 1, "tokens": 4000}}},
+    {"workload": {"turns": 5, "think_time": 2.0}},
+    {"workload": {"output_tokens": {"uniform": [1, 2]}, "input_tokens": {"uniform": [10, 8000]}}},
+    {"simulation": {"warmup": 0.5}},
+]
+
+
+@pytest.mark.parametrize("seed", range(3 * len(FEATURES)))
+def test_no_feature_beats_a_bound(seed):
+    """Whatever shares, saves or skips work: what a run reaches is never thrown out before it is simulated."""
+    draw = random.Random(seed)
+    workload = {
+        "request_rate": draw.choice([0.5, 2, 50]),
+        "num_requests": 60,
+        "input_tokens": draw.choice([50, 2000, {"uniform": [10, 4000]}]),
+        "output_tokens": draw.choice([2, 100, {"uniform": [1, 200]}]),
+    }
+    feature = FEATURES[seed % len(FEATURES)]
+    limits = [f"{s}_{m}_ms" for s in ("mean", "p50", "p95", "p99") for m in ("ttft", "tpot", "e2el", "itl")]
+    keys = {"model": "Llama-3.1-8B", "hardware": draw.choice(["h100-sxm", "l40s"]), "slo": dict.fromkeys(limits, 1e6)}
+    keys |= feature | {"workload": workload | feature.get("workload", {})}
+    scenario = build_scenario(keys, "test")
+    bounds = bounds_of(scenario, Lengths(scenario.workload, scenario.simulation.seed))
+    metrics = measure(run(scenario)[0])
+    reached = {key: metrics[key.replace("p50", "median")] for key in bounds.latency}
+    assert bounds.violated({key: value for key, value in reached.items() if value is not None}) == []
+    assert feature or len(bounds.latency) == len(limits)
+    assert metrics["request_throughput"] <= bounds.rate
 
 
 def test_nothing_can_names_the_floor(small):

@@ -1,6 +1,8 @@
 """What no deployment of a kind can do, whatever its software: floors on latency, and on GPU time per request.
 
-Bytes at peak bandwidth, FLOPs at peak rate, no overhead: what these forbid need not be simulated.
+Bytes at peak bandwidth, FLOPs at peak rate, no overhead: what these forbid need not be simulated. A bound holds for
+steps in which every sequence makes one token and every layer is computed: where something may save steps, layers or
+prompts, and where nobody has proved that it saves none, there is no bound and the candidate is simulated.
 """
 
 from dataclasses import dataclass
@@ -8,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from infersim.config.hardware import Hardware
 from infersim.config.scenario import Scenario
 from infersim.config.workload import Workload
 from infersim.cost.floors import NO_PREFILL, decode_sums, prefill_sums, step_floor
@@ -53,6 +54,14 @@ class Lengths:
         self.at = {"mean": (float(self.prompts.min()), float(self.outputs.mean()))}
         for name, percent in PERCENT.items():
             self.at[name] = float(np.percentile(self.prompts, percent)), float(np.percentile(self.outputs, percent))
+        self.shared = bool((self.own < self.prompts).any())
+        """whether prompts begin with what others have computed"""
+        many = self.prompts[self.outputs > 1]
+        self.prompts_of_many = {"mean": float(many.min())} if len(many) else {}
+        """statistic -> prompt tokens of the requests that have a tpot: more than one output token"""
+        for name, percent in PERCENT.items():
+            if len(many):
+                self.prompts_of_many[name] = float(np.percentile(many, percent))
         self._decode_keys: dict[int, float] = {}
 
     def decode_keys(self, window: int) -> float:
@@ -72,25 +81,40 @@ def bounds_of(scenario: Scenario, lengths: Lengths) -> Bounds:
     if len(scenario.cluster.groups) > 1:
         return Bounds(deployment, {}, ANY_RATE)
     operators = forward_pass(deployment.placement)
-    latency = _latency(scenario, operators, deployment.hardware, lengths)
+    if scenario.speculation or scenario.early_exit or deployment.engine.jump_forward_share:
+        return Bounds(deployment, {}, ANY_RATE)
+    latency = _latency(scenario, deployment, operators, lengths)
     return Bounds(deployment, latency, _rate(deployment, operators, lengths))
 
 
-def _latency(scenario: Scenario, operators: list[Operator], hardware: Hardware, lengths: Lengths) -> dict[str, float]:
+def _latency(
+    scenario: Scenario, deployment: Deployment, operators: list[Operator], lengths: Lengths
+) -> dict[str, float]:
     """A request's ttft is at least its prompt's floor, its tpot a lone sequence's, which rise with the prompt: their
-    percentiles are at least those floors of the prompts' percentiles. e2el likewise, by its output tokens."""
+    percentiles are at least those floors of the prompts' percentiles. e2el likewise, by its output tokens.
+
+    Where a warm-up leaves requests out, nothing is known of percentiles. A prompt costs less where its beginning is
+    cached; its chunks may be in all stages of a pipeline at once, a token in one after another.
+    """
+    parallelism, hardware = deployment.parallelism, deployment.hardware
+    if scenario.simulation.warmup or any(op.routing for op in operators):
+        return {}
+    windows = any(op.window for op in operators)  # a window's keys do not rise with the prompt
 
     def itl(context: int) -> float:
-        return step_floor(operators, hardware, decode_sums(context)) * 1e3
+        return step_floor(operators, hardware, decode_sums(1 if windows else context)) * 1e3
 
     floors = {}
     for key in scenario.slo.limits:
         statistic, metric, _ = key.split("_")
         prompt, output = lengths.at[statistic]
         if metric == "ttft":
-            floors[key] = step_floor(operators, hardware, prefill_sums(max(int(prompt), 1))) * 1e3
+            if not lengths.shared:
+                seconds = step_floor(operators, hardware, prefill_sums(max(int(prompt), 1)))
+                floors[key] = seconds * 1e3 / parallelism.pipeline
         elif metric == "tpot":
-            floors[key] = itl(int(prompt))
+            if statistic in lengths.prompts_of_many:
+                floors[key] = itl(int(lengths.prompts_of_many[statistic]))
         elif metric == "e2el":
             floors[key] = (output - 1) * itl(1)
         else:  # itl: pooled over tokens, of which no percentile is known
