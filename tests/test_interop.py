@@ -192,3 +192,16 @@ def test_chrome_trace(result, tmp_path):
     )
     assert outcome.exit_code == 0
     assert json.loads(path.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("kind", ["deployment", "k8s"])
+def test_pools_are_not_exported_as_plain_serving(kind, tmp_path):
+    """Their roles and connector would be missing: refused before anything is simulated or written."""
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": {"input_tokens": 10, "output_tokens": 10},
+            "cluster": {"prefill": {}, "decode": {}, "transfer": {"bandwidth": "50 GB/s"}}}  # fmt: skip
+    path = tmp_path / "pools.yaml"
+    path.write_text(yaml.safe_dump(data))
+    outcome = CliRunner().invoke(app, ["run", str(path), "--export", kind, "--out", str(tmp_path / "out")])
+    assert outcome.exit_code == 2
+    assert "decode, prefill, whose roles" in outcome.output.replace("\n", " ")
+    assert not list((tmp_path / "out").glob("*"))

@@ -57,7 +57,7 @@ def run(
     if plots is not None:
         make_folder(plots, "--plots")
     if export is not None:
-        check_kind(export, out)
+        check_kind(export, out, description)
     if out is not None:
         check_folder(out)
     go = run_until_decided if until_decided else simulate

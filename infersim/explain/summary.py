@@ -284,13 +284,14 @@ def _assumed(result: Result) -> list[str]:
     kinds = Counter(row["provenance"] for row in result.provenance)
     if kinds:
         lines.append("operator efficiencies: " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())))
-    calibration, stack = result.scenario.hardware.calibration, result.engine.preset.partition("-")[0]
-    if calibration and calibration.stack != stack:
-        lines.append(
-            f"{result.scenario.hardware.name}'s efficiencies were measured with {calibration.stack}"
-            f" {calibration.version}'s kernels, which stand for {result.engine.preset}'s"
-        )
-    return lines
+    for deployment in (ran.deployment for ran in result.ran):
+        found = deployment.hardware.calibration
+        if found and found.stack != deployment.engine.preset.partition("-")[0]:
+            lines.append(
+                f"{deployment.hardware.name}'s efficiencies were measured with {found.stack} {found.version}'s kernels,"
+                f" which stand for {deployment.engine.preset}'s"
+            )
+    return list(dict.fromkeys(lines))
 
 
 def finite(value: Any) -> Any:

@@ -18,12 +18,17 @@ PORT = 8000
 IMAGES = {"nvidia": ("vllm/vllm-openai", "nvidia.com/gpu"), "amd": ("rocm/vllm", "amd.com/gpu")}
 
 
-def check_kind(kind: str, folder: Path | None) -> None:
-    """InputError if there is no such export, or nowhere to write it."""
+def check_kind(kind: str, folder: Path | None, scenario: Scenario) -> None:
+    """InputError if there is no such export, nowhere to write it, or no way to write this scenario."""
     if kind not in EXPORTS:
         raise InputError(f"--export {kind[:40]}: must be one of {', '.join(EXPORTS)}")
     if folder is None:
         raise InputError("--export: needs --out DIR, where to write")
+    if kind != "vllm-bench" and (len(scenario.cluster.groups) > 1 or scenario.cluster.kinds):
+        raise InputError(
+            f"--export {kind}: writes replicas that are all alike; this cluster has"
+            f" {', '.join(scenario.cluster.group_names)}, whose roles and connectors it cannot express"
+        )
 
 
 def write_export(
