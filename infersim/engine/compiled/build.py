@@ -68,7 +68,8 @@ def _compile() -> tuple[bytes, dict]:
     """Object code of the engine, and its symbols: the entry, and Numba's helpers that it names and never calls."""
     from numba.core import config
 
-    config.OPT = config._OptLevel(0)  # before anything is compiled: see _object_code
+    if hasattr(config, "_OptLevel"):  # before anything is compiled: see _object_code
+        config.OPT = config._OptLevel(0)
     import numba
     from numba import types
     from numba.core.compiler_lock import global_compiler_lock
@@ -76,14 +77,14 @@ def _compile() -> tuple[bytes, dict]:
     from numba._helperlib import c_helpers  # isort: skip
 
     from .advance import advance
-    from .arrays import ARRAYS
+    from .arrays import arrays_of
 
-    def entry(a):
-        advance(a)
+    def entry(call):
+        advance(arrays_of(call))
 
     with _no_machine_code():
-        compiled = numba.cfunc(types.void(ARRAYS), error_model="numpy")(entry)
-        with global_compiler_lock:
+        compiled = numba.cfunc(types.void(types.voidptr), error_model="numpy")(entry)
+        with global_compiler_lock, contextlib.suppress(RuntimeError):  # of a library that Numba has finalized already
             compiled._library.finalize()  # links what it calls
     helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
     return _object_code(compiled._library.get_llvm_str()), {"entry": compiled.native_name, "helpers": helpers}
@@ -93,13 +94,14 @@ def _compile() -> tuple[bytes, dict]:
 def _no_machine_code() -> Iterator[None]:
     """Numba makes no machine code of each function meanwhile, a quarter of its time: only LLVM's text of all of them is
     wanted, and none is called."""
-    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+    with contextlib.ExitStack() as patches:
+        with contextlib.suppress(ImportError, AttributeError), contextlib.ExitStack() as some:  # all of them, or none
+            from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
-    with (
-        patch.object(JITCodeLibrary, "_finalize_specific", lambda self: None),
-        patch.object(JITCodeLibrary, "get_pointer_to_function", lambda self, name: 1),
-        patch.object(JITCPUCodegen, "set_env", lambda self, name, environment: None),
-    ):
+            some.enter_context(patch.object(JITCodeLibrary, "_finalize_specific", lambda self: None))
+            some.enter_context(patch.object(JITCodeLibrary, "get_pointer_to_function", lambda self, name: 1))
+            some.enter_context(patch.object(JITCPUCodegen, "set_env", lambda self, name, environment: None))
+            patches.push(some.pop_all())
         yield
 
 
