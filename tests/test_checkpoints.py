@@ -10,7 +10,7 @@ from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.floors import floor_ttft
-from infersim.cost.formats import Kernels, scheme_format
+from infersim.cost.formats import Kernels, parameters_by_format, scheme_format
 from infersim.cost.memory import weight_bytes
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
@@ -192,6 +192,19 @@ def test_a_fused_matrix_of_two_formats_is_two_multiplications():
     assert kernels[1] == kernels[0] + 1
     assert flops[1] == flops[0]
     assert read[1] == read[0] + 128 * 128
+
+
+def test_parameters_by_format_add_up():
+    """Every parameter is in one group and format; layer 2's query projection alone is left of attention."""
+    model = made({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.2.self_attn.q_proj"]}, MOE)
+    found = parameters_by_format(model)
+    assert sum(sum(formats.values()) for formats in found.values()) == model.num_params
+    attention = 2 * 128 * 128 + 2 * 128 * 32
+    assert found["attention"] == {"fp8": 4 * attention - 128 * 128, "16 bit": 128 * 128}
+    assert found["experts"] == {"fp8": 4 * 8 * 3 * 128 * 64}
+    for name in ("T5-3B", "DeepSeek-V3", "Qwen3-Next-80B-A3B", "OPT-13B"):
+        model = load_model(name)
+        assert sum(sum(formats.values()) for formats in parameters_by_format(model).values()) == model.num_params
 
 
 def test_activations_decide_the_arithmetic():

@@ -29,8 +29,14 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_fields(fields: dict[str, Any]) -> None:
-    width = max(map(len, fields)) + 2
-    for name, value in fields.items():
+    flat = {}
+    for name, value in fields.items():  # an object inside is a line for each of its keys
+        inner = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{name} {key}".rstrip(): each for key, each in inner.items()}
+    width = max(map(len, flat)) + 2
+    for name, value in flat.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {count:,}" for key, count in value.items())
         print(f"{name:{width}}{value:,}" if isinstance(value, int | float) else f"{name:{width}}{value}")
 
 
@@ -68,6 +74,8 @@ def model(
 
 
 def _architecture(model: Any) -> dict[str, Any]:
+    from infersim.cost.formats import parameters_by_format
+
     return {
         "name": model.name,
         "family": model.family,
@@ -77,6 +85,7 @@ def _architecture(model: Any) -> dict[str, Any]:
         "hidden_size": model.hidden_size,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_position_embeddings,
+        "parameters_by_format": parameters_by_format(model),
         "source": model.source,
     }
 

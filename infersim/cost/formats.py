@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from infersim.config.precision import BYTES, FORMATS, UNQUANTISED, Precision
-from infersim.models.architecture import Layer, Linear, Model, Scheme, counted
+from infersim.models.architecture import Layer, Linear, Model, MoE, Scheme, counted
 from infersim.models.modules import KEPT, parts
 
 from .placement import Placement
@@ -89,6 +89,34 @@ def weight_format(model: Model, precision: Precision) -> str | None:
     if precision.weights != "auto":
         return precision.weights
     return scheme_format(schemes(model).most_common(1)[0][0]) if model.quantization else precision.activations
+
+
+def parameters_by_format(model: Model) -> dict[str, dict[str, int]]:
+    """Group of matrices of the layers -> format as the checkpoint stores it -> parameters ("16 bit" where it does not
+    quantise); the rest of the model (embedding, norms, router, LM head) is "other"."""
+    found: dict[str, Counter[str]] = {}
+
+    def add(layer: Layer, group: str, key: str, params: int) -> None:
+        scheme = dict(layer.schemes).get(key)
+        name = (scheme_format(scheme) or "not modelled") if scheme else "16 bit"
+        found.setdefault(group, Counter())[name] += params
+
+    h = model.hidden_size
+    for layer, count in counted((*model.layers, *model.encoder_layers)).items():
+        groups = {"attention": layer.attention.linears(h)}
+        groups |= {"cross attention": layer.cross_attention.linears(h)} if layer.cross_attention else {}
+        if isinstance(layer.mlp, MoE):
+            add(layer, "experts", "experts", count * layer.mlp.num_experts * layer.mlp.expert.num_params(h))
+            groups |= {"shared": layer.mlp.shared.linears(h)} if layer.mlp.shared else {}
+        else:
+            groups["mlp"] = layer.mlp.linears(h)
+        for group, linears in groups.items():
+            for linear in linears:
+                for part, outputs in parts(linear):
+                    key = f"{group.removeprefix('cross ')}.{part}"
+                    add(layer, group, key, count * outputs * (linear.inputs + linear.bias))
+    known = sum(sum(formats.values()) for formats in found.values())
+    return {group: dict(formats) for group, formats in found.items()} | {"other": {"16 bit": model.num_params - known}}
 
 
 class Kernels:
