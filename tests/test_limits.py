@@ -73,3 +73,13 @@ def test_who_does_not_wait_is_not_simulated_again():
         workload={"request_rate": 2, "num_requests": 100, "input_tokens": 200, "output_tokens": 20}
     )
     assert lift_limits(result) == explain["lifted"] == []
+
+
+def test_a_run_that_loses_requests_is_repeated_once_at_most(monkeypatch):
+    """Its latencies are those of the few that got an answer: no run can be compared with it."""
+    runs = []
+    monkeypatch.setattr("infersim.planning.limits.run", lambda scenario: runs.append(scenario) or run(scenario))
+    (result,) = run(build_scenario({**BASE, "workload": {**BURST, "timeout": "2 s"}}, "test"))
+    assert not result.completed.all()
+    assert lift_limits(result) == []
+    assert len(runs) <= 1

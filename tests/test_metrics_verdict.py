@@ -8,7 +8,17 @@ from synthetic import queue, result_of, scenario_of
 
 from infersim.config.scenario import build_scenario
 from infersim.engine.compiled.state import REJECTED
-from infersim.metrics.verdict import SATURATED, STABLE, TOO_SHORT, Flow, Verdict, combine_verdicts, judge, judge_flow
+from infersim.metrics.verdict import (
+    SATURATED,
+    STABLE,
+    TOO_SHORT,
+    Flow,
+    Verdict,
+    combine_verdicts,
+    judge,
+    judge_flow,
+    per_second,
+)
 from infersim.run import run
 
 SEEDS = range(40)
@@ -194,3 +204,27 @@ def test_sessions_are_judged_while_new_ones_begin():
     begin, arrive = (float(verdict.reason.split(what)[0].split()[-1]) for what in (" conversations/s", " requests/s"))
     assert begin == pytest.approx(2, rel=0.2)
     assert arrive == pytest.approx(8, rel=0.2)
+
+
+@pytest.mark.parametrize("workload", [{"num_requests": 1}, {"num_requests": 3, "turns": 3, "think_time": "1 s"}])
+def test_one_arrival_at_a_rate_says_nothing_of_it(workload):
+    lengths = {"request_rate": 1, "input_tokens": 100, "output_tokens": 5}
+    (result,) = run(
+        build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": lengths | workload}, "test")
+    )
+    verdict = judge(result)
+    assert verdict.state == TOO_SHORT
+    assert verdict.needed_requests >= 100
+
+
+def test_users_who_wait_for_their_answers_are_decided_however_short_the_run():
+    """Their first requests come in the first moments of any run: what more requests could not tell is not asked for."""
+    workload = {"users": 20, "think_time": "5 s", "num_requests": 200, "input_tokens": 100, "output_tokens": 5}
+    (result,) = run(build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload}, "test"))
+    verdict = judge(result)
+    assert (verdict.state, verdict.burst, verdict.needed_requests) == (STABLE, True, None)
+    assert "20 users" in verdict.reason
+
+
+def test_rates_are_read_without_powers_of_ten():
+    assert [per_second(rate) for rate in (0.012345, 999.4, 999.6, 1e6)] == ["0.0123", "999", "1,000", "1,000,000"]

@@ -76,12 +76,17 @@ def judge(result: Result) -> Verdict:
     rejected = r["status"] == REJECTED
     if len(r) and rejected.all():
         return Verdict(REJECTED_ALL, 0.0, f"all {len(r):,} requests were rejected")
+    load = result.scenario.workload
+    if load.users:  # they begin within moments, however long the run: longer tells no more of a rate
+        return Verdict(
+            STABLE, 0.0, f"a closed loop of {load.users:,} users, without a rate to keep up with", burst=True
+        )
     unloaded = _unloaded(result)
     possible = np.flatnonzero(~rejected | ~np.isin(r["reason"], TOO_LONG))
     order = possible[np.argsort(r["arrival"][possible], kind="stable")]  # followers have no place of their own
     seen = result.end_time if result.interrupted else np.inf
     r = r[order]
-    return judge_flow(
+    verdict = judge_flow(
         Flow(
             r["arrival"],
             np.where(r["scheduled"] >= 0, r["scheduled"], np.inf),
@@ -92,9 +97,15 @@ def judge(result: Result) -> Verdict:
             opening=_opening(result, unloaded),
             room=_wait_for_room(result, order),
             conversations=0 if result.session is None else int(result.session.max()) + 1,
-            limit=result.scenario.workload.max_concurrency,
+            limit=load.max_concurrency,
         )
     )
+    if verdict.burst and load.request_rate is not None and math.isfinite(load.request_rate):
+        needed = _round(max(2 * len(result.requests), LEAST))
+        return replace(
+            verdict, state=TOO_SHORT, reason=_too_short("one arrival is no rate", needed), needed_requests=needed
+        )
+    return verdict
 
 
 def _unloaded(result: Result) -> np.ndarray:
@@ -153,15 +164,15 @@ def judge_flow(flow: Flow) -> Verdict:
     if until - start <= flow.opening:
         needed = _round(n * max(2.5 * flow.opening / (until - first), 2.0))
         why = f"conversations take {flow.opening:.3g} s and begin for {until - first:.3g} s only"
-        return Verdict(TOO_SHORT, 0.0, f"{why}; about {needed:,} requests would tell", needed)
+        return Verdict(TOO_SHORT, 0.0, _too_short(why, needed), needed)
     window = until - start
     inside = (flow.arrival > start) & (flow.arrival <= until)
     arrive = inside.sum() / window
     complete = ((flow.ended > start) & (flow.ended <= until)).sum() / window
     refused = (flow.refused & inside).sum() / max(inside.sum(), 1)
-    rates = f"{arrive:.3g} requests/s arrive, {complete:.3g} are completed"
+    rates = f"{per_second(arrive)} requests/s arrive, {per_second(complete)} are completed"
     if flow.conversations:
-        rates = f"{flow.conversations / (until - first):.3g} conversations/s begin, {rates}"
+        rates = f"{per_second(flow.conversations / (until - first))} conversations/s begin, {rates}"
     if refused:
         rates += f", {refused:.1%} are refused, time out or are lost"
     rates += f", in {window:,.0f} s{at_most}" if window >= 10 else f", in {window:.3g} s{at_most}"
@@ -187,7 +198,16 @@ def judge_flow(flow: Flow) -> Verdict:
         LEAST / max(inside.sum(), 1), 2 * RELAXATIONS * relaxation / window, (RETURNS / min(returns, -1.0)) ** 2
     )
     needed = _round(n * min(max(factor, 2.0), 10.0))
-    return Verdict(TOO_SHORT, 0.0, f"{rates}; about {needed:,} requests would tell", needed)
+    return Verdict(TOO_SHORT, 0.0, _too_short(rates, needed), needed)
+
+
+def _too_short(why: str, needed: int) -> str:
+    return f"{why}; about {needed:,} requests would tell"
+
+
+def per_second(rate: float) -> str:
+    """A rate in digits that people read."""
+    return f"{rate:,.0f}" if rate >= 999.5 else f"{rate:.3g}"
 
 
 def _round(number: float) -> int:

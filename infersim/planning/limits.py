@@ -38,7 +38,7 @@ def lift_limits(result: Result) -> list[dict[str, Any]]:
     scenario = result.scenario.model_copy(update={"simulation": simulation, "workload": workload})
     before = _latency(scenario)
     found = []
-    for limit, lifted in _lifted(scenario, result):
+    for limit, lifted in _lifted(scenario, result) if before else []:
         after = _latency(lifted)
         if before and after:
             found.append({"limit": limit, "change": NAMES[limit][1], "faster": before / after})

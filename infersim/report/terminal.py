@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Callable
 from typing import IO, Any
 
+from infersim.metrics.verdict import per_second
+
 WIDTH = 100
 LABEL = 11
 GIB = 2**30
@@ -65,7 +67,7 @@ def state(document: dict) -> str:
     verdict = document["verdict"]
     word = f"INTERRUPTED, {verdict['state']} so far" if document["interrupted"] else verdict["state"].upper()
     growth = verdict["backlog_per_s"] and not document["interrupted"]
-    return f"{word}, backlog grows by {verdict['backlog_per_s']:.3g} requests/s" if growth else word
+    return f"{word}, backlog grows by {per_second(verdict['backlog_per_s'])} requests/s" if growth else word
 
 
 def _head(document: dict) -> list[Line]:
