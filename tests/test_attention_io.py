@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.published import published
 from infersim.cost.attention_kernel import with_attention_kernel
 from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
+from infersim.deployment import resolve
 from infersim.models.catalog import load_model
 from infersim.reproduce.attention_io import (
     KERNELS,

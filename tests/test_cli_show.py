@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
-from infersim.config.presets import PRESETS
+from infersim.config.presets import packaged_presets
 from infersim.config.resources import names
 
 
@@ -66,9 +66,9 @@ def test_hardware_is_listed_and_shown_in_full():
 
 
 def test_engines_models_workloads_scenarios_and_the_schema():
-    assert [row["name"] for row in json.loads(show("engines", "--json").stdout)] == list(PRESETS)
+    assert [row["name"] for row in json.loads(show("engines", "--json").stdout)] == list(packaged_presets())
     table = show("engines").stdout.split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in table[1:]] == list(PRESETS)
+    assert [line.split()[0] for line in table[1:]] == list(packaged_presets())
     models = json.loads(show("models", "--json").stdout)
     assert {"Llama-3.1-8B", "OPT-13B"} <= {row["name"] for row in models}
     assert "Llama-3.1-8B" in show("models").stdout

@@ -2,13 +2,13 @@
 
 import pytest
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
-from infersim.config.presets import PRESETS
-from infersim.deployment import deploy
+from infersim.config.presets import packaged_presets
+from infersim.deployment import deploy, resolve
 
 H100, A100, B200, RTX4090 = (load_hardware(n) for n in ("h100-sxm", "a100-sxm-80gb", "b200-sxm", "rtx-4090"))
 
@@ -35,21 +35,22 @@ def test_server_defaults_by_memory(preset, hardware, tokens, seqs):
 
 def test_differences_between_versions():
     """Each difference appears once and stays: a version has all that its elders have."""
-    rows = [PRESETS[f"vllm-0.{minor}"] for minor in (11, 15, 19, 33)]
-    assert [p.gpu_memory_utilization for p in rows] == [0.9, 0.9, 0.9, 0.92]
-    assert [p.reserve_full_isl for p in rows] == [False, False, True, True]
-    assert [p.async_scheduling for p in rows] == [False, True, True, True]
-    assert [p.skip_unfit_prefill for p in rows] == [True, False, False, False]
-    assert [p.count_cuda_graph_memory for p in rows] == [False, False, False, True]
-    assert [p.long_prefill_needs_contention for p in rows] == [False, False, False, True]
-    assert all(p.source and p.notes and p.host_source for p in rows)
+    rows = [packaged_presets()[f"vllm-0.{minor}"] for minor in (11, 15, 19, 33)]
+    assert [p.values["gpu_memory_utilization"] for p in rows] == [0.9, 0.9, 0.9, 0.92]
+    assert [p.values["scheduler_reserve_full_isl"] for p in rows] == [False, False, True, True]
+    assert [p.values["async_scheduling"] for p in rows] == [False, True, True, True]
+    assert [p.values["skip_unfit_prefill"] for p in rows] == [True, False, False, False]
+    assert [p.values["count_cuda_graph_memory"] for p in rows] == [False, False, False, True]
+    assert [p.values["long_prefill_needs_contention"] for p in rows] == [False, False, False, True]
+    assert all(p.source and p.notes and p.sources["host_step_time"] for p in rows)
 
 
 def test_user_wins_and_is_named():
     engine = Engine(preset="vllm-0.11", max_num_seqs=7, scheduler_reserve_full_isl=True, gpu_memory_utilization=0.5)
     resolved = resolve(engine, H100, 4096)
-    assert (resolved.max_num_seqs, resolved.reserve_full_isl, resolved.gpu_memory_utilization) == (7, True, 0.5)
-    assert resolved.origin["max_num_seqs"] == resolved.origin["reserve_full_isl"] == "user"
+    assert (resolved.max_num_seqs, resolved.gpu_memory_utilization) == (7, 0.5)
+    assert resolved.scheduler_reserve_full_isl
+    assert resolved.origin["max_num_seqs"] == resolved.origin["scheduler_reserve_full_isl"] == "user"
     assert resolved.origin["async_scheduling"] == "preset default"
     assert set(resolved.origin) == set(vars(resolved)) - {"preset", "origin"}
 

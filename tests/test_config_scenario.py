@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from infersim.config import resources
-from infersim.config.engine import resolve
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.scenario import Scenario, build_scenario, load_scenario
 from infersim.config.schema import json_schema
+from infersim.deployment import resolve
 
 LEAST = {
     "model": "Llama-3.1-8B",

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 from test_cost_steptime import batch_sums, deployment, price
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
-from infersim.config.presets import PRESETS
+from infersim.config.presets import packaged_presets
 from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_itl, floor_ttft
 from infersim.cost.memory import longest_sequence, memory_waterfall
@@ -23,7 +23,7 @@ from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
-from infersim.deployment import deploy
+from infersim.deployment import deploy, resolve
 from infersim.models.catalog import load_model
 from infersim.run import run
 
@@ -195,7 +195,7 @@ def test_pipelines_never_lower_latency():
     assert 0.25 <= four.issue_share < 0.35
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("preset", packaged_presets())
 def test_pipelines_never_lower_the_latency_of_a_run(preset):
     """A sequence's next token waits for the last stage, whatever the engine overlaps: no gap is below physics."""
     found = []

@@ -11,12 +11,13 @@ import pytest
 from oracle import Sums, price_from_step_cost
 from shared import SHARED, needs_shared
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.hardware import load_hardware
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.steptime import compile_step_cost
+from infersim.deployment import resolve
 from infersim.engine.compiled.state import QUERY_TILE
 from infersim.models.catalog import load_model
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
@@ -12,7 +12,7 @@ from infersim.config.precision import Precision
 from infersim.config.scenario import build_scenario
 from infersim.cost.memory import GIB, KVGroup, longest_sequence, memory_waterfall, weight_bytes
 from infersim.cost.placement import Placement
-from infersim.deployment import deployment_of
+from infersim.deployment import deployment_of, resolve
 from infersim.models.catalog import load_model
 from infersim.run import run
 

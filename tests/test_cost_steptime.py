@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.hardware import OperatorEfficiency, load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
@@ -27,6 +27,7 @@ from infersim.cost.steptime import (
     rising,
     sum_operators,
 )
+from infersim.deployment import resolve
 from infersim.engine.compiled.state import COLLECTIVES, COMPUTE, DRAFT, HOST, KV, LAUNCH, QUERY_TILE, WEIGHTS
 from infersim.engine.price import StepCost
 from infersim.models.catalog import load_model

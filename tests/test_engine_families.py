@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.hardware import load_hardware
-from infersim.config.presets import PRESETS
+from infersim.config.presets import packaged_presets
+from infersim.deployment import resolve
 from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.knobs import lowered
 from infersim.engine.price import StepCost
 
 
@@ -92,32 +94,30 @@ def test_admission_by_expected_tokens():
     assert careful["num_preemptions"].sum() == 0
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", packaged_presets())
 @pytest.mark.parametrize("hardware", ["h100-sxm", "a100-sxm-40gb", "rtx-4090", "b200-sxm"])
 def test_every_preset_resolves_on_every_size_of_device(preset, hardware):
     engine = resolve(Engine(preset=preset), load_hardware(hardware), 8192)
     assert engine.max_num_seqs <= engine.max_num_batched_tokens
-    assert engine.order in state.ORDERS
-    assert engine.reserve in state.RESERVES
-    assert engine.late_hits in state.LATE_HITS
+    assert engine.order in state.CODES["order"]
+    assert engine.reserve in state.CODES["reserve"]
+    assert engine.late_hits in state.CODES["late_hits"]
 
 
 LIVELOCK = [(0.1 * i, 1 + 7 * i % 30, 1 + 5 * i % 17, 1 + 5 * i % 17) for i in range(60)]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", packaged_presets())
 @pytest.mark.parametrize("num_gpu_blocks", [13, 14, 19])
 def test_tiny_caches_end(preset, num_gpu_blocks):
     """A pool in which one request of max_model_len just fits: every request is served, whatever the engine."""
-    row = PRESETS[preset]
+    row = packaged_presets()[preset].values
+    knobs = {field: row[knob.name] for field, knob in lowered().items() if row[knob.name] is not None}
+    del knobs["host_step_time"], knobs["host_request_time"], knobs["allocator"]  # a buddy allocator needs 16 blocks
+    found = row["enable_prefix_caching"] and row["prefix_cache"]
     records = serve(
-        LIVELOCK, num_gpu_blocks=num_gpu_blocks, max_model_len=48, max_num_batched_tokens=48, order=row.order,
-        reserve=row.reserve, admit_when_idle=row.admit_when_idle, retracts=row.retracts, late_hits=row.late_hits,
-        clip_max_new_tokens=row.clip_max_new_tokens, new_token_ratio=row.new_token_ratio,
-        min_new_token_ratio=row.min_new_token_ratio, new_token_ratio_decay=row.new_token_ratio_decay,
-        chunked_prefill=row.chunked_prefill, reserve_full_isl=row.reserve_full_isl,
-        async_scheduling=row.async_scheduling, steps_in_flight=1 + row.async_scheduling,
-        enable_prefix_caching=row.enable_prefix_caching and row.prefix_cache == "blocks",
-        radix=row.enable_prefix_caching and row.prefix_cache == "radix", watermark_blocks=1 if row.watermark else 0,
+        LIVELOCK, **knobs, num_gpu_blocks=num_gpu_blocks, max_model_len=48, max_num_batched_tokens=48,
+        steps_in_flight=1 + row["async_scheduling"], enable_prefix_caching=found == "blocks", radix=found == "radix",
+        watermark_blocks=1 if row["watermark"] else 0,
     )  # fmt: skip
     assert (records["num_output_tokens"] == records["stop_tokens"]).all()

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.config.scenario import build_scenario
 from infersim.config.workload import Workload
-from infersim.deployment import deploy
+from infersim.deployment import deploy, resolve
 from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
 from infersim.engine.price import StepCost

@@ -27,7 +27,7 @@ ROOMS = {
     "cli",
 }
 ALLOWED = {
-    "config": set(),
+    "config": {"engine"},  # only its table of knobs
     "models": {"config"},
     "cost": {"config", "models", "engine"},  # of engine only its law, and the tables that it fills: price and state
     "engine": set(),
@@ -96,6 +96,12 @@ def test_cost_sees_only_the_engine_tables():
         of_engine = {module for room, module in imports_of(path) if room == "engine"}
         law = {"infersim.engine.compiled.law", "infersim.engine.compiled.state"}
         assert of_engine <= law | {"infersim.engine.price"}
+
+
+def test_config_sees_only_the_table_of_knobs():
+    for path in (PACKAGE / "config").rglob("*.py"):
+        assert {module for room, module in imports_of(path) if room == "engine"} <= {"infersim.engine.knobs"}
+    assert not modules_of(PACKAGE / "engine" / "knobs.py")
 
 
 @pytest.mark.parametrize(

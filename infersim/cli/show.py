@@ -186,12 +186,11 @@ def profile(name: Annotated[str, Argument(help="Profile name or path.")], as_jso
 @guarded
 def engines(as_json: Json = False) -> None:
     """The engine presets: their knobs side by side, sources, and how versions differ. --json has every knob."""
-    from dataclasses import asdict
     from textwrap import fill
 
-    from infersim.config.presets import PRESETS
+    from infersim.config.presets import packaged_presets
 
-    rows = [asdict(preset) for preset in PRESETS.values()]
+    rows = [preset.row() for preset in packaged_presets().values()]
     if as_json:
         _print_json(rows)
         return
@@ -204,7 +203,7 @@ def engines(as_json: Json = False) -> None:
 ENGINE_COLUMNS: dict[str, Any] = {
     "preset": lambda row: row["name"],
     "step order": lambda row: row["order"],
-    "admits with": lambda row: "whole prompt free" if row["reserve_full_isl"] else row["reserve"],
+    "admits with": lambda row: "whole prompt free" if row["scheduler_reserve_full_isl"] else row["reserve"],
     "memory in": lambda row: {"paged": "pages"}.get(row["allocator"], row["allocator"]),
     "evicts": lambda row: (
         "never"
@@ -214,9 +213,11 @@ ENGINE_COLUMNS: dict[str, Any] = {
         else "last"
     ),
     "prefix cache": lambda row: row["prefix_cache"] if row["enable_prefix_caching"] else "no",
-    "chunked": lambda row: "yes" if row["chunked_prefill"] else "no",
+    "chunked": lambda row: "yes" if row["enable_chunked_prefill"] else "no",
     "block": lambda row: str(row["block_size"]),
-    "budget/seqs": lambda row: " ".join(f"{tokens}/{seqs}" for _, tokens, seqs in row["batch_defaults"]),
+    "budget/seqs": lambda row: " ".join(
+        f"{each['max_num_batched_tokens']}/{each['max_num_seqs']}" for each in row["batch_defaults"]
+    ),
     "memory": lambda row: f"{row['gpu_memory_utilization']:g}",
     "watermark": lambda row: f"{row['watermark']:g}",
     "async": lambda row: "yes" if row["async_scheduling"] else "no",

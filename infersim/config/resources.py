@@ -11,7 +11,7 @@ from .units import short
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = {"hardware_profiles": "hardware profile", "workloads": "workload", "scenarios": "scenario",
-           "drafters": "drafter"}  # fmt: skip
+           "drafters": "drafter", "engine_presets": "engine preset"}  # fmt: skip
 MAX_FILE_BYTES = 1_000_000  # a description is a page; a bigger file is a trace given by mistake
 
 

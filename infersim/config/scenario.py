@@ -110,8 +110,7 @@ def build_scenario(data: Any, where: str, overrides: Sequence[str] = (), near_fi
     for key, load in LOAD.items():
         if isinstance(data.get(key), str):
             _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, near_file)}))
-    if isinstance(data.get("workload"), dict):
-        data["workload"] = _anchored(data["workload"], near_file)
+    data |= {key: _anchored(data[key], near_file) for key in ("engine", "workload") if isinstance(data.get(key), dict)}
     if isinstance(data.get("speculation"), dict):
         data["speculation"] = _speculation(data["speculation"], where, near_file, problems)
     if isinstance(data.get("cluster"), dict):
@@ -166,6 +165,8 @@ def _load_kinds(cluster: dict, where: str, near_file: Path | None, problems: lis
         kind = dict(kind)
         if "model" in kind:
             kind["model"] = _beside(kind["model"], near_file)
+        if isinstance(kind.get("engine"), dict):
+            kind["engine"] = _anchored(kind["engine"], near_file)
         return _with_hardware(kind, f"{where}: cluster.{path}.hardware", near_file, problems)
 
     if isinstance(cluster.get("kinds"), list):
@@ -202,8 +203,8 @@ LOAD = {"hardware": _load_hardware, "workload": _load_workload}
 
 
 def _anchored(section: dict, file: Path | None) -> dict:
-    """The section with its trace as seen from the folder of `file`."""
-    return {key: _beside(value, file) if key == "trace" else value for key, value in section.items()}
+    """The section with the file that it names as seen from the folder of `file`."""
+    return {key: _beside(value, file) if key in ("trace", "preset") else value for key, value in section.items()}
 
 
 def _speculation(speculation: dict, where: str, file: Path | None, problems: list[str]) -> dict:

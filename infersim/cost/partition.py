@@ -31,15 +31,14 @@ def partition(
     free_gpu_memory_fraction (gpu_memory_utilization) of what weights, activations and libraries leave.
     """
     share = engine.gpu_memory_utilization
-    family = engine.preset.split("-")[0]
-    if family == "sglang":
+    if engine.memory_division == "sglang":
         if engine.origin["gpu_memory_utilization"] == "user":
             return Partition(total, overhead=(1.0 - share) * total)
         graph = min(engine.max_num_seqs, 512 if parallelism.tensor >= 4 else 256)
         ranks = parallelism.tensor * parallelism.attention_data * parallelism.pipeline
         reserved = (512 + 1.5 * max(engine.max_num_batched_tokens, 2048) + 1024 * ranks / 8 + 2 * graph) * MIB
         return Partition(total, overhead=max(reserved, 10 * 1024 * MIB if total > 60 * GIB else 0.0))
-    if family == "trtllm":
+    if engine.memory_division == "trtllm":
         fixed = weights + vllm.overhead + sum(vllm.activations.values())
         return Partition(fixed + share * max(total - fixed, 0.0), vllm.activations, 0.0, vllm.overhead)
     return vllm

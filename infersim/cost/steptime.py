@@ -30,11 +30,11 @@ for 8 ranks; TensorRT-LLM's RESIDUAL_RMS_NORM)"""
 def capture_sizes(engine: ResolvedEngine) -> np.ndarray:
     """i8[n], the token counts for which vLLM captures CUDA graphs, ascending.
 
-    1, 2, 4 and multiples of 8, from 256 on of 16 (in 0.11 of 8 throughout), up to min(2 max_num_seqs, 512) and the
+    1, 2, 4 and multiples of 8, from 256 on of engine.cuda_graph_step, up to min(2 max_num_seqs, 512) and the
     token budget (config/vllm.py; start-up logs count 51 sizes, that of 0.10.2 still 67).
     """
     largest = min(2 * engine.max_num_seqs, 512, engine.max_num_batched_tokens)
-    coarse = np.arange(256, largest + 1, 8 if engine.version.startswith("0.11") else 16)
+    coarse = np.arange(256, largest + 1, engine.cuda_graph_step)
     sizes = np.concatenate([[1, 2, 4], np.arange(8, 256, 8), coarse])
     return sizes[sizes <= largest]
 

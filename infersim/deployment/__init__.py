@@ -2,7 +2,7 @@
 
 from .kinds import deployment_of, deployments_of, encoder_of, served_name
 from .lower import Deployment, EncoderDeployment
-from .resolve import deploy
+from .resolve import deploy, resolve
 
 __all__ = [
     "Deployment",
@@ -11,5 +11,6 @@ __all__ = [
     "deployment_of",
     "deployments_of",
     "encoder_of",
+    "resolve",
     "served_name",
 ]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from infersim.config.cluster import EncodePool, Kind
-from infersim.config.engine import Engine, resolve
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
 from infersim.config.units import short
@@ -14,7 +14,7 @@ from infersim.models.architecture import MLP, Attention, Layer, Model
 
 from .groups import check_groups, with_groups
 from .lower import Deployment, EncoderDeployment
-from .resolve import deploy
+from .resolve import deploy, resolve
 
 
 def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePool]]:
@@ -82,7 +82,7 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
         max_model_len=patches + 1,
         max_num_batched_tokens=max(at_once * patches, patches + 1),
         max_num_seqs=at_once,
-        chunked_prefill=False,
+        enable_chunked_prefill=False,
         enable_prefix_caching=False,
         order="running-first",
         reserve="first-chunk",

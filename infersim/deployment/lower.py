@@ -19,13 +19,10 @@ from infersim.cost.memory import MAX_BLOCKS, Memory
 from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
 from infersim.engine.fleet import ReplicaSpec, make_knobs
+from infersim.engine.knobs import lowered
 from infersim.engine.price import DraftCost, StepCost
 from infersim.models.architecture import Model
 from infersim.workload.acceptance import acceptance_table
-
-FAMILY = ("order", "reserve", "allocator", "admit_when_idle", "retracts", "late_hits", "clip_max_new_tokens",
-          "new_token_ratio", "min_new_token_ratio", "new_token_ratio_decay")  # fmt: skip
-"""knobs in which engines differ and that both sides call the same"""
 
 MAX_TIER_BLOCKS = 2**29  # the compiled engine's integers count the blocks of all tiers together
 GOODPUT_CONTEXT = 1024  # tokens of context at which drafts by goodput are chosen
@@ -128,28 +125,18 @@ class Deployment:
         """A state.KNOBS record; max_concurrency is the client's limit, 0 for none."""
         engine = self.engine
         return make_knobs(
+            **{name: getattr(engine, knob.name) for name, knob in lowered().items()},
             block_size=self.memory.block_size,
             num_gpu_blocks=self.memory.num_gpu_blocks,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_model_len=engine.max_model_len,
-            long_prefill_token_threshold=engine.long_prefill_token_threshold,
             watermark_blocks=int(engine.watermark * self.memory.num_gpu_blocks),
             steps_in_flight=2 if engine.async_scheduling else self.parallelism.pipeline,
             max_concurrency=max_concurrency,
             kv_window=[group.window for group in self.memory.kv_groups],
             kv_multiplicity=[group.tables for group in self.memory.kv_groups],
-            chunked_prefill=engine.chunked_prefill,
-            skip_unfit_prefill=engine.skip_unfit_prefill,
-            long_prefill_needs_contention=engine.long_prefill_needs_contention,
-            reserve_full_isl=engine.reserve_full_isl,
-            async_scheduling=engine.async_scheduling,
             enable_prefix_caching=engine.enable_prefix_caching and engine.prefix_cache == "blocks",
             radix=engine.enable_prefix_caching and engine.prefix_cache == "radix",
-            **{name: getattr(engine, name) for name in FAMILY},
             jump_tokens=engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0,
             jump_chance=self._jump_chance,
-            policy=engine.scheduling_policy,
             num_cpu_blocks=self._num_cpu_blocks,
             swap_block_time=self._host_block_time if self._num_cpu_blocks else 0.0,
             num_sequences=self.num_sequences,
@@ -157,10 +144,7 @@ class Deployment:
             copy_block_time=self._copy_block_time if self.num_sequences > 1 else 0.0,
             **self._tiers,
             lookahead=self._lookahead,
-            host_step_time=engine.host_step_time,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
-            host_request_time=engine.host_request_time,
-            host_token_time=engine.host_token_time,
         )
 
     @property

@@ -1,26 +1,156 @@
 """A description made concrete: the model, the engine's settings on this device, and what its memory holds."""
 
 from dataclasses import replace
+from typing import Any
 
 from infersim.config.early_exit import EarlyExit
-from infersim.config.engine import Engine, ResolvedEngine, resolve
+from infersim.config.engine import Engine, ResolvedEngine
 from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware, with_kernels_of
 from infersim.config.lora import Lora
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
+from infersim.config.presets import load_preset
 from infersim.config.speculation import Speculation
 from infersim.cost.attention_kernel import with_attention_kernel
 from infersim.cost.drafting import drafter_placement, own_bytes, with_drafter
 from infersim.cost.lora import adapter_bytes, with_adapters
 from infersim.cost.memory import Memory, longest_sequence, memory_waterfall
 from infersim.cost.placement import Placement
+from infersim.engine.knobs import KNOBS
 from infersim.models.catalog import load_model
 
 from .compatibility import refuse_copies_of_windows, refuse_room_for_nothing
 from .lower import Deployment
 
 MAX_LOGITS = 2**20  # rows of the LM head's table
+WHOLE = ("max-model-len", "output-length", "power-of-two")
+"""reservations that a sequence never outgrows"""
+OFF = (0, False)
+
+
+def resolve(engine: Engine, hardware: Hardware, model_max_len: int) -> ResolvedEngine:  # noqa: C901, PLR0912, PLR0915
+    """`engine` with every default filled in as the version's server does on this device (arg_utils.get_batch_defaults).
+
+    `model_max_len` in tokens. InputError for what the real server refuses at start.
+    """
+    preset = load_preset(engine.preset)
+    knobs: dict[str, Any] = {"preset": preset.name}
+    origin: dict[str, str] = {}
+    for knob in KNOBS:
+        user = getattr(engine, knob.name) if knob.user else None
+        given = preset.values[knob.name]
+        knobs[knob.name] = given if user is None else user
+        origin[knob.name] = "preset default" if user is None else "user"
+        if knobs[knob.name] is None:
+            origin[knob.name] = knob.otherwise
+    if knobs["max_model_len"] is None:
+        knobs["max_model_len"] = model_max_len
+    row = next(row for row in preset.batch_defaults if row.fits(hardware))
+    for key in ("max_num_batched_tokens", "max_num_seqs"):
+        if knobs[key] is None:
+            knobs[key] = getattr(row, key)
+            if key == "max_num_batched_tokens" and not knobs["enable_chunked_prefill"]:
+                knobs[key] = max(knobs[key], knobs["max_model_len"])
+    if knobs["max_num_seqs"] > knobs["max_num_batched_tokens"]:
+        knobs["max_num_seqs"] = knobs["max_num_batched_tokens"]
+        origin["max_num_seqs"] = "limited by max_num_batched_tokens"
+
+    problems = [  # who switches off on purpose may leave the rest as it is
+        f"engine.{knob.name}: does nothing while engine.{knob.needs} is {str(knobs[knob.needs]).lower()}"
+        f" ({origin[knob.needs]}); must be given together with it"
+        for knob in KNOBS
+        if knob.needs and origin[knob.name] == "user" and origin[knob.needs] != "user" and knobs[knob.needs] in OFF
+    ]
+    if knobs["allocator"] != "paged":
+        if engine.block_size is None:
+            knobs["block_size"], origin["block_size"] = 1, "pieces are of any length"
+        if engine.reserve is None and knobs["reserve"] not in WHOLE:
+            knobs["reserve"], origin["reserve"] = "max-model-len", "pieces do not grow"
+        if knobs["reserve"] not in WHOLE:
+            problems.append(
+                f"engine.reserve: a piece of memory cannot grow from {knobs['reserve']}; must be one of"
+                f" {', '.join(WHOLE)}, or engine.allocator paged"
+            )
+        if engine.enable_prefix_caching:
+            problems.append(
+                "engine.enable_prefix_caching: pieces of memory are not shared; engine.allocator must be paged"
+            )
+        knobs["enable_prefix_caching"] = False
+    if knobs["jump_forward_share"] > 0:
+        if engine.async_scheduling:
+            problems.append(
+                "engine.async_scheduling: the step after a jump cannot be scheduled before it is known; must be false"
+                " with jump_forward_share"
+            )
+        knobs["async_scheduling"], origin["async_scheduling"] = False, "jumps must be known first"
+        most = knobs["jump_forward_tokens"] / (1 + knobs["jump_forward_tokens"])
+        if knobs["jump_forward_share"] > most:
+            problems.append(
+                f"engine.jump_forward_share: a sampled token comes before each jump of"
+                f" {knobs['jump_forward_tokens']} tokens; must be at most {most:.4g}"
+            )
+    if knobs["preemption_mode"] == "swap" and hardware.pcie_bandwidth is None:
+        problems.append(f"hardware.pcie_bandwidth: missing; requests are swapped over it ({hardware.name})")
+    problems += _problems_of_tiers(knobs, hardware)
+    if knobs["prefix_cache"] == "radix" and knobs["enable_prefix_caching"]:
+        for key, plain in (("preemption_mode", "recompute"), ("kv_offloading_size", 0)):
+            if knobs[key] != plain:
+                problems.append(
+                    f"engine.{key}: is not modelled beside a radix tree; must be {plain}, or engine.prefix_cache blocks"
+                )
+    if knobs["scheduling_policy"] == "lpm":
+        if knobs["prefix_cache"] != "radix":
+            problems.append(
+                "engine.scheduling_policy: lpm sorts by what a radix tree has; must be one of fcfs, priority,"
+                " shortest-first, or engine.prefix_cache radix"
+            )
+        if not knobs["enable_prefix_caching"]:
+            knobs["scheduling_policy"], origin["scheduling_policy"] = "fcfs", "lpm without a prefix cache"
+    if knobs["chunked_order"] and knobs["enable_chunked_prefill"]:
+        knobs["order"] = knobs["chunked_order"]
+    problems += [
+        f"engine.{knob.name}: only {' and '.join(knob.engines)} presets have it; remove it for {preset.name}"
+        for knob in KNOBS
+        if knob.engines and knobs[knob.name] and knobs["engine"] not in knob.engines
+    ]
+    if knobs["enable_mixed_chunk"]:
+        knobs["order"], origin["order"] = "decodes-first", origin["enable_mixed_chunk"]
+    if knobs["max_model_len"] > model_max_len:
+        problems.append(
+            f"engine.max_model_len: {knobs['max_model_len']} is longer than the model's {model_max_len} tokens;"
+            f" must be at most {model_max_len}"
+        )
+    if not knobs["enable_chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
+        problems.append(
+            f"engine.max_num_batched_tokens: {knobs['max_num_batched_tokens']} is smaller than max_model_len"
+            f" {knobs['max_model_len']} and chunked prefill is off, so longer prompts could never run;"
+            f" must be at least {knobs['max_model_len']}, or lower max_model_len"
+        )
+    if problems:
+        raise InputError(problems)
+    return ResolvedEngine(**knobs, origin=origin)
+
+
+def _problems_of_tiers(knobs: dict[str, Any], hardware: Hardware) -> list[str]:
+    """What is missing to keep text that the GPU evicts."""
+    problems = []
+    if knobs["kv_offloading_size"] > 0:
+        if not knobs["enable_prefix_caching"]:
+            problems.append(
+                "engine.kv_offloading_size: keeps what prefix caching evicts; needs engine.enable_prefix_caching true"
+            )
+        if hardware.pcie_bandwidth is None:
+            problems.append(f"hardware.pcie_bandwidth: missing; offloaded KV returns over it ({hardware.name})")
+    if knobs["kv_offloading_disk_size"] > 0:
+        if knobs["kv_offloading_size"] == 0:
+            problems.append(
+                "engine.kv_offloading_disk_size: all that a disk has comes through the CPU's memory;"
+                " engine.kv_offloading_size must be above 0"
+            )
+        if knobs["kv_offloading_disk_bandwidth"] is None:
+            problems.append("engine.kv_offloading_disk_bandwidth: missing; the disk is read at it, such as 7 GB/s")
+    return problems
 
 
 def deploy(
@@ -41,10 +171,10 @@ def deploy(
     resolved = resolve(engine, hardware, model.max_position_embeddings)
     if parallelism.pipeline > 1:
         resolved = _in_turn(resolved)
-    hardware = with_kernels_of(hardware, resolved.preset.partition("-")[0])
+    hardware = with_kernels_of(hardware, resolved.engine)
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     placement = Placement(model, hardware, precision, parallelism)
-    if engine.max_model_len is None:
+    if resolved.origin["max_model_len"] == "model":
         longest = longest_sequence(placement, resolved)
         if longest < resolved.max_model_len:
             origin = {**resolved.origin, "max_model_len": "limited by the KV cache"}

@@ -32,28 +32,19 @@ class ReplicaSpec:
 def make_knobs(**values) -> np.void:
     """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight.
 
-    order, reserve, late_hits, allocator and policy are names: keys of state.ORDERS, RESERVES, LATE_HITS, ALLOCATORS and
-    POLICIES.
+    Choices (order, reserve, late_hits, allocator, policy) are words: keys of state.CODES.
     """
     knobs = np.zeros((), state.KNOBS)
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = knobs["num_sequences"] = 1
     knobs["kv_multiplicity"][0] = 1
     knobs["order"] = state.ORDERS["running-first"]
-    named = {
-        "order": state.ORDERS,
-        "reserve": state.RESERVES,
-        "late_hits": state.LATE_HITS,
-        "allocator": state.ALLOCATORS,
-        "policy": state.POLICIES,
-    }
     for name, value in values.items():
-        if name in ("kv_window", "kv_multiplicity"):  # one per KV group
-            knobs[name][: len(value)] = value
-            knobs["num_kv_groups"] = len(value)
-        elif name.startswith("tier_"):  # one per tier
+        if knobs[name].ndim:  # one per KV group, or per tier
             knobs[name][: len(value)] = value
         else:
-            knobs[name] = named[name][value] if name in named else value
+            knobs[name] = state.CODES[name][value] if name in state.CODES else value
+    if "kv_window" in values:
+        knobs["num_kv_groups"] = len(values["kv_window"])
     return cast(np.void, knobs[()])
 
 

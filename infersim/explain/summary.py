@@ -286,7 +286,7 @@ def _assumed(result: Result) -> list[str]:
         lines.append("operator efficiencies: " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())))
     for deployment in (ran.deployment for ran in result.ran):
         found = deployment.hardware.calibration
-        if found and found.stack != deployment.engine.preset.partition("-")[0]:
+        if found and found.stack != deployment.engine.engine:
             lines.append(
                 f"{deployment.hardware.name}'s efficiencies were measured with {found.stack} {found.version}'s kernels,"
                 f" which stand for {deployment.engine.preset}'s"

@@ -4,7 +4,7 @@ they change what the model says."""
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FEWER_BYTES, FEWER_STEPS, NEITHER = "fewer bytes per accepted token", "fewer steps per accepted token", "neither"
+from infersim.engine.knobs import FEWER_BYTES, FEWER_STEPS, KNOBS, NEITHER
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,8 @@ TECHNIQUES = (
     Technique("parallelism.attention_data", "data-parallel attention", FEWER_BYTES, "KV", True),
     Technique("parallelism.expert", "expert parallelism", FEWER_BYTES, "weights", True),
     Technique("parallelism.context", "context parallelism", FEWER_BYTES, "KV", True),
-    Technique("engine.enable_prefix_caching", "prefix reuse", FEWER_BYTES, "KV", True),
-    Technique("engine.prefix_cache", "prefix reuse", FEWER_BYTES, "KV", True),
-    Technique("engine.max_num_seqs", "batch limit", FEWER_BYTES, "packing", True),
-    Technique("engine.max_num_batched_tokens", "token budget", FEWER_BYTES, "packing", True),
-    Technique("engine.block_size", "paged KV block size", FEWER_BYTES, "packing", True),
-    Technique("engine.gpu_memory_utilization", "KV memory", FEWER_BYTES, "packing", True),
-    Technique("engine.num_gpu_blocks_override", "KV memory", FEWER_BYTES, "packing", True),
-    Technique("engine.scheduler_reserve_full_isl", "whole-prompt admission", FEWER_BYTES, "packing", True),
-    Technique("engine.grammar_mask_time", "constrained decoding", NEITHER, "host", True),
-    Technique("engine.jump_forward", "jump-forward decoding", FEWER_STEPS, "steps", True),
-    Technique("engine.allocator", "allocation of KV memory", FEWER_BYTES, "packing", True),
-    Technique("engine.reserve", "reservation of KV memory", FEWER_BYTES, "packing", True),
-    Technique("engine.preemption_mode", "swapping", FEWER_BYTES, "KV", True),
-    Technique("engine.kv_offloading", "offloading of cached text", FEWER_BYTES, "KV", True),
-    Technique("engine.scheduling_policy", "order of admission", NEITHER, "packing", True),
-    Technique("engine.watermark", "KV watermark", FEWER_BYTES, "packing", True),
-    Technique("engine.enable_chunked_prefill", "chunked prefill", FEWER_BYTES, "packing", True),
-    Technique("engine.long_prefill_token_threshold", "prefill chunk limit", FEWER_BYTES, "packing", True),
-    Technique("engine.async_scheduling", "async scheduling", NEITHER, "host", True),
-    Technique("engine.enforce_eager", "CUDA graphs", NEITHER, "host", True),
-    Technique("engine.host", "host overhead", NEITHER, "host", True),
+    *(Technique(f"engine.{knob.name}", *knob.technique, True) for knob in KNOBS if knob.technique and knob.user),
     Technique(TILED, "tiled attention", FEWER_BYTES, "activations", True),
-    Technique("engine.worker", "host overhead", NEITHER, "host", True),
-    Technique("engine.enable_mixed_chunk", "mixed batches", FEWER_BYTES, "packing", True),
     Technique("engine.preset", "engine version", NEITHER, "host", True),
     Technique("speculation", "speculative decoding", FEWER_STEPS, "steps", True),
     Technique("early_exit", "early exit", FEWER_BYTES, "depth", False),
@@ -75,5 +53,5 @@ def technique_of(setting: str) -> Technique | None:
 
 def label(settings: list[str]) -> list[dict[str, Any]]:
     """The techniques behind changed settings, each once, JSON-ready."""
-    found = [t for t in map(technique_of, settings) if t is not None]
-    return [asdict(technique) for technique in dict.fromkeys(found)]
+    found = {technique.name: technique for setting in settings if (technique := technique_of(setting))}
+    return [asdict(technique) for technique in found.values()]

@@ -91,7 +91,7 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     if (lora := scenario.lora) is not None:
         words += ["--enable-lora", "--max-loras", str(lora.max_loras), "--max-lora-rank", str(lora.slot_rank)]
         words += ["--lora-modules", *(f"{name}=/adapters/{name}" for name in lora.adapters)]
-    words.append(_switch("enable-chunked-prefill", engine["chunked_prefill"]))
+    words.append(_switch("enable-chunked-prefill", engine["enable_chunked_prefill"]))
     words.append(_switch("enable-prefix-caching", engine["enable_prefix_caching"]))
     if engine["kv_offloading_size"]:  # loads as they are simulated; LMCache's disk is a matter of its own configuration
         words += ["--kv-offloading-size", f"{engine['kv_offloading_size'] / 2**30:g}"]
@@ -121,7 +121,8 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
     words += ["--kv-cache-dtype", "fp8_e4m3"] if precision.kv_cache == "fp8" else []
     words += ["--context-length", str(engine["max_model_len"])]
     words += ["--max-running-requests", str(engine["max_num_seqs"])]
-    words += ["--chunked-prefill-size", str(engine["max_num_batched_tokens"] if engine["chunked_prefill"] else -1)]
+    chunk = engine["max_num_batched_tokens"] if engine["enable_chunked_prefill"] else -1
+    words += ["--chunked-prefill-size", str(chunk)]
     words += ["--mem-fraction-static", str(engine["gpu_memory_utilization"])]
     words += [] if engine["enable_prefix_caching"] else ["--disable-radix-cache"]
     words += ["--schedule-policy", "lpm"] if engine["scheduling_policy"] == "lpm" else []

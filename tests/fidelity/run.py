@@ -25,7 +25,7 @@ from common import PRESETS
 from infersim.config.errors import InputError
 from infersim.config.hardware import DTYPES, OPERATOR_CLASSES, load_hardware
 from infersim.config.precision import FORMATS
-from infersim.config.presets import PRESETS as ENGINES
+from infersim.config.presets import packaged_presets
 from infersim.config.resources import names
 from infersim.cost.efficiency import efficiency
 from infersim.explain.summary import finite
@@ -57,8 +57,8 @@ def impossible() -> list[str]:
             times = {"fixed": e.fixed, **{term: value for term, value in e.terms.items() if term not in shares}}
             found += [f"{name} {key}: {share} {value}" for share, value in shares.items() if not 0 < value <= 1]
             found += [f"{name} {key}: {time} {value}" for time, value in times.items() if value < 0]
-    for name, preset in ENGINES.items():
-        times = {key: value for key in dir(preset) if key.endswith("_time") and (value := getattr(preset, key)) < 0}
+    for name, preset in packaged_presets().items():
+        times = {key: value for key, value in preset.values.items() if key.endswith("_time") and value < 0}
         found += [f"{name}: {key} {value}" for key, value in times.items()]
     return found
 

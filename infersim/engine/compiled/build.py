@@ -23,6 +23,8 @@ from unittest.mock import patch
 
 import llvmlite.binding as llvm
 
+from .state import CODES, KNOBS
+
 
 def cache_folder() -> Path:
     """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one."""
@@ -56,6 +58,7 @@ def key() -> str:
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
+    digest.update(repr((KNOBS, CODES)).encode())  # not the text of knobs.py, which explains more than it decides
     features = json.dumps(dict(llvm.get_host_cpu_features()), sort_keys=True)
     checked = f"boundscheck={bool(os.environ.get('INFERSIM_BOUNDSCHECK'))}"
     for part in (checked, version("numba"), version("llvmlite"), version("numpy"), sys.version, platform.platform()):

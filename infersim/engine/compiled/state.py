@@ -5,6 +5,8 @@ Times are seconds, memory is in KV blocks, lengths in tokens. Names are vLLM's.
 
 import numpy as np
 
+from .. import knobs
+
 # --- what a step's time is spent on -----------------------------------------------------------------------------------
 RESOURCES = ("weights", "kv", "activations", "compute", "launch", "collectives", "host", "draft", "offload")
 WEIGHTS, KV, ACTIVATIONS, COMPUTE, LAUNCH, COLLECTIVES, HOST, DRAFT, OFFLOAD = range(len(RESOURCES))
@@ -46,29 +48,20 @@ ORDERS = {
     "decodes-first": DECODES | PREFILLS << 3 | ADMIT << 6,
     "prefills-only": PREFILLS | ADMIT << 3 | DECODES_IF_NO_PREFILL << 6,  # a step with a prefill has no decodes
 }
+CODES = knobs.codes() | {"order": ORDERS}
+"""of each choice in KNOBS: its words as numbers"""
 # What a request is given at admission: the blocks of its first chunk, of its whole prompt, of max_model_len; or those
 # of its first chunk, if there is room for prompt + max_tokens of all that run.
 # Or, since Orca's evaluation had it so, of what the model will generate, which no engine knows, and of the power of two
 # that is no less.
 RESERVE_FIRST_CHUNK, RESERVE_WHOLE_PROMPT, RESERVE_MAX_MODEL_LEN, RESERVE_TO_COMPLETION = range(4)
 RESERVE_OUTPUT_LENGTH, RESERVE_POWER_OF_TWO = 4, 5
-RESERVES = {
-    "first-chunk": RESERVE_FIRST_CHUNK,
-    "whole-prompt": RESERVE_WHOLE_PROMPT,
-    "max-model-len": RESERVE_MAX_MODEL_LEN,
-    "to-completion": RESERVE_TO_COMPLETION,
-    "output-length": RESERVE_OUTPUT_LENGTH,
-    "power-of-two": RESERVE_POWER_OF_TWO,
-}
 # Blocks from anywhere, or one piece of the address space, of the size asked for or of a power of two.
 PAGED, CONTIGUOUS, BUDDY = range(3)
-ALLOCATORS = {"paged": PAGED, "contiguous": CONTIGUOUS, "buddy": BUDDY}
 # Who of those that wait is first.
 FCFS, PRIORITY, SHORTEST_FIRST, LONGEST_PREFIX = range(4)
-POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "shortest-first": SHORTEST_FIRST, "lpm": LONGEST_PREFIX}
 # Cached text that is computed in the very step: found, not found, or waited for.
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
-LATE_HITS = {"hit": 0, "miss": MISS_LATE_HITS, "wait": WAIT_FOR_LATE_HITS}
 # Where text goes that the GPU evicts.
 TIERS = ("cpu", "disk")
 CPU, DISK = range(len(TIERS))
@@ -231,57 +224,8 @@ ATTENTION_PRICE = np.dtype(
     align=True,
 )
 
-# One row per replica: how its scheduler behaves (config.engine.ResolvedEngine as numbers). Runtime values, never types.
-KNOBS = np.dtype(
-    [
-        ("block_size", "i4"),
-        ("num_gpu_blocks", "i4"),  # vLLM's count; block 0 is its null block, so one less is usable
-        ("max_num_seqs", "i4"),
-        ("max_num_batched_tokens", "i4"),
-        ("max_model_len", "i4"),
-        ("long_prefill_token_threshold", "i4"),  # 0 = off
-        ("watermark_blocks", "i4"),
-        ("steps_in_flight", "i4"),
-        ("max_concurrency", "i4"),  # the client's, 0 = unlimited
-        ("num_kv_groups", "i4"),
-        ("kv_window", "i4", (MAX_ATTENTION_KINDS,)),  # 0 = full attention, 1 = a state: one block, however long
-        ("kv_multiplicity", "i4", (MAX_ATTENTION_KINDS,)),  # vLLM's groups of one kind; each has its own block table
-        ("chunked_prefill", "i1"),
-        ("skip_unfit_prefill", "i1"),  # 0.11: an unchunked prefill above the budget lets the next ones try
-        ("long_prefill_needs_contention", "i1"),  # 0.33: the threshold applies only beside another request
-        ("reserve_full_isl", "i1"),  # admission gate over the whole sequence
-        ("async_scheduling", "i1"),
-        ("enable_prefix_caching", "i1"),  # by hashes of blocks
-        ("radix", "i1"),  # or in a radix tree
-        ("late_hits", "i1"),  # LATE_HITS
-        ("reserve", "i1"),  # RESERVES
-        ("allocator", "i1"),  # ALLOCATORS
-        ("policy", "i1"),  # POLICIES
-        ("num_cpu_blocks", "i4"),  # to which preempted requests are swapped, 0: they are recomputed
-        ("swap_block_time", "f8"),  # s to copy one block, out or in
-        ("num_sequences", "i4"),  # of each request (a group), 1: it is one; the same for all replicas
-        ("beam_turnover", "f8"),  # chance that a sequence goes on from another of its group
-        ("copy_block_time", "f8"),  # s to copy one block in the device's memory
-        ("tier_blocks", "i4", (len(TIERS),)),  # that hold what the GPU evicts, no disk without the CPU
-        ("tier_latency", "f8", (len(TIERS),)),  # s of each load, and ...
-        ("tier_block_time", "f8", (len(TIERS),)),  # ... of each block; what the disk has takes the CPU's as well
-        ("admit_when_idle", "i1"),  # static batching: only when nothing runs
-        ("retracts", "i1"),  # SGLang's victims instead of the last one
-        ("order", "i4"),  # ORDERS
-        ("clip_max_new_tokens", "i4"),  # SGLang's admission by expected tokens counts at most so many, 0 = no such rule
-        ("new_token_ratio", "f8"),  # share of them that is expected, at first ...
-        ("min_new_token_ratio", "f8"),  # ... and at last
-        ("new_token_ratio_decay", "f8"),  # per decode step
-        ("jump_tokens", "i4"),  # that a grammar may decide behind a sampled one, 0: none
-        ("jump_chance", "f8"),
-        ("lookahead", "i4"),  # tokens beyond a step's own for which blocks are taken: the drafter writes there
-        ("host_step_time", "f8"),
-        ("host_sequence_time", "f8"),
-        ("host_request_time", "f8"),
-        ("host_token_time", "f8"),
-    ],
-    align=True,
-)
+# One row per replica: how its scheduler behaves, as ..knobs declares it. Runtime values, never types.
+KNOBS = np.dtype(knobs.record(group=MAX_ATTENTION_KINDS, tier=len(TIERS)), align=True)
 
 # One row per replica: its clock, its queue of requests to come, its sums over time.
 REPLICA = np.dtype(
