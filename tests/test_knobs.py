@@ -1,8 +1,11 @@
 """A knob is declared once, and a preset is what differs from another."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from string import Formatter
 
 import pytest
 import yaml
@@ -10,10 +13,13 @@ import yaml
 from infersim.config.engine import Engine, ResolvedEngine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
+from infersim.config.parallelism import Parallelism
+from infersim.config.precision import Precision
 from infersim.config.presets import load_preset, packaged_presets
-from infersim.config.scenario import load_scenario
+from infersim.config.scenario import Scenario, load_scenario
 from infersim.config.schema import json_schema
-from infersim.deployment import deployment_of, resolve
+from infersim.deployment import deploy, deployment_of, resolve
+from infersim.deployment.compatibility import CONSTANTS, FACTS, RULES
 from infersim.engine.compiled import state
 from infersim.engine.knobs import COMPUTED, KNOBS, lowered
 from infersim.explain.techniques import technique_of
@@ -160,3 +166,36 @@ def test_a_knob_that_only_one_engine_has(tmp_path):
     ours = scenario_of(tmp_path, ours={"base": "sglang-0.5", "enable_mixed_chunk": True})
     assert deployment_of(ours).engine.order == "decodes-first"
     assert isinstance(deployment_of(ours).engine, ResolvedEngine)
+
+
+def test_rules_name_what_there_is():
+    """Every name in a condition or a message is a knob or a fact, and every key one of a scenario."""
+    known = {knob.name for knob in KNOBS} | FACTS.keys() | CONSTANTS.keys()
+    for rule in RULES:
+        names = {node.id for node in ast.walk(ast.parse(rule.when)) if isinstance(node, ast.Name)}
+        fields = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(rule.message) if name}
+        assert names | fields <= known, rule
+        users = re.findall(r"user\.(\w+)", f"{rule.when} {rule.message}")
+        assert set(users) <= Engine.model_fields.keys(), rule
+        section, _, key = rule.key.partition(".")
+        kind = Scenario.model_fields[section].annotation
+        assert not key or section == "speculation" or key in kind.model_fields, rule
+
+
+def test_all_that_does_not_go_together_is_said_at_once():
+    wrong = Engine(enable_mixed_chunk=True, kv_offloading_latency=1, scheduling_policy="lpm", max_model_len=9000)
+    with pytest.raises(InputError) as error:
+        resolve(wrong, H100, 8192)
+    keys = {problem.partition(":")[0] for problem in error.value.problems}
+    assert keys == {f"engine.{key}" for key in ("enable_mixed_chunk", "kv_offloading_latency", "scheduling_policy",
+                                                "max_model_len")}  # fmt: skip
+
+
+def test_what_a_user_gives_is_obeyed_or_refused():
+    """Prefix caching with recurrent state, more sequences than tokens."""
+    parts = ("Qwen3-Next-80B-A3B", load_hardware("b200-sxm"), Precision(), Parallelism())
+    assert not deploy(*parts, Engine()).engine.enable_prefix_caching
+    with pytest.raises(InputError, match=r"engine.enable_prefix_caching: is not modelled for models with recurrent"):
+        deploy(*parts, Engine(enable_prefix_caching=True))
+    with pytest.raises(InputError, match=r"engine.max_num_seqs: a step has no tokens for 65 sequences; .* 64"):
+        resolve(Engine(max_num_seqs=65, max_num_batched_tokens=64), H100, 4096)

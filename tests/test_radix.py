@@ -217,8 +217,8 @@ def test_windows_and_other_policies_are_refused():
     with pytest.raises(InputError, match="lpm sorts by what a radix tree has"):
         resolve(Engine(scheduling_policy="lpm"), hardware, 8192)
     assert resolve(Engine(scheduling_policy="lpm", prefix_cache="radix"), hardware, 8192).scheduling_policy == "lpm"
-    off = resolve(Engine(preset="sglang-0.5", scheduling_policy="lpm", enable_prefix_caching=False), hardware, 8192)
-    assert off.scheduling_policy == "fcfs"
+    with pytest.raises(InputError, match="lpm sorts by what the prefix cache has, which is off"):
+        resolve(Engine(preset="sglang-0.5", scheduling_policy="lpm", enable_prefix_caching=False), hardware, 8192)
 
 
 def test_models_with_windows_find_text_by_blocks():

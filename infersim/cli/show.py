@@ -200,6 +200,22 @@ def engines(as_json: Json = False) -> None:
         print(fill(row["notes"], 98, initial_indent="  ", subsequent_indent="  "))
 
 
+@app.command("compatibility")
+@guarded
+def compatibility(as_json: Json = False) -> None:
+    """What does not go together in one replica: the condition, the key to change, and why."""
+    from infersim.deployment.compatibility import FACTS, RULES
+
+    if as_json:
+        _print_json([rule._asdict() for rule in RULES])
+        return
+    for rule in RULES:
+        print(f"{rule.key}: {rule.message}\n    when {rule.when}")
+    print("\nConditions name knobs, and:")
+    for name, about in FACTS.items():
+        print(f"    {name}: {about}")
+
+
 ENGINE_COLUMNS: dict[str, Any] = {
     "preset": lambda row: row["name"],
     "step order": lambda row: row["order"],

@@ -1,39 +1,149 @@
-"""What does not go together in one replica."""
+"""What does not go together in one replica: one table, printed by `infersim show compatibility`.
 
-from infersim.config.engine import ResolvedEngine
+Groups of sequences (groups.py) and clusters (kinds.py) have conditions of their own.
+"""
+
+from types import CodeType
+from typing import Any, NamedTuple
+
 from infersim.config.errors import InputError
+from infersim.engine.knobs import KNOBS
 
-from .lower import Deployment
+MAX_LOGITS = 2**20  # rows of the LM head's table
+WHOLE = ("max-model-len", "output-length", "power-of-two")
+"""reservations that a sequence never outgrows"""
 
 
-def refuse_room_for_nothing(deployment: Deployment) -> None:
-    """InputError if the user gives memory for copies of blocks that is too small for one."""
-    engine, size = deployment.engine, deployment.memory.block_bytes
-    together = size * deployment.parallelism.num_gpus // deployment.parallelism.attention_data
-    rooms = {"kv_offloading_size": together, "kv_offloading_disk_size": together}
-    if engine.preemption_mode == "swap":
-        rooms["swap_space"] = size
+class Rule(NamedTuple):
+    """when: a condition in Python, of knobs by name and of FACTS. key: what to change. message: why, and what would be
+    right; names in braces are shown by their values."""
+
+    when: str
+    key: str
+    message: str
+
+
+RULES: tuple[Rule, ...] = (
+    *(Rule(f"user.{k.name} is not None and user.{k.needs} is None and not {k.needs}", f"engine.{k.name}",
+           f"does nothing while engine.{k.needs} is {{{k.needs}}} ({{origin[{k.needs}]}}); must be given together with"
+           " it")
+      for k in KNOBS if k.needs),  # who switches off on purpose may leave the rest as it is
+    *(Rule(f"{k.name} and engine not in {k.engines}", f"engine.{k.name}",
+           f"only {' and '.join(k.engines)} presets have it; remove it for {{preset}}") for k in KNOBS if k.engines),
+    Rule("user.max_num_seqs is not None and user.max_num_seqs > max_num_batched_tokens", "engine.max_num_seqs",
+         "a step has no tokens for {user.max_num_seqs} sequences; must be at most max_num_batched_tokens,"
+         " {max_num_batched_tokens}"),
+    Rule("allocator != 'paged' and reserve not in WHOLE", "engine.reserve",
+         "a piece of memory cannot grow from {reserve}; must be one of max-model-len, output-length, power-of-two, or"
+         " engine.allocator paged"),
+    Rule("allocator != 'paged' and user.enable_prefix_caching", "engine.enable_prefix_caching",
+         "pieces of memory are not shared; engine.allocator must be paged"),
+    Rule("jump_forward_share > 0 and user.async_scheduling", "engine.async_scheduling",
+         "the step after a jump cannot be scheduled before it is known; must be false with jump_forward_share"),
+    Rule("jump_forward_share > jump_forward_tokens / (1 + jump_forward_tokens)", "engine.jump_forward_share",
+         "a sampled token comes before each jump of {jump_forward_tokens} tokens; must be at most {most_jumps:.4g}"),
+    Rule("preemption_mode == 'swap' and hardware.pcie_bandwidth is None", "hardware.pcie_bandwidth",
+         "missing; requests are swapped over it ({hardware.name})"),
+    Rule("kv_offloading_size > 0 and not enable_prefix_caching", "engine.kv_offloading_size",
+         "keeps what prefix caching evicts; needs engine.enable_prefix_caching true"),
+    Rule("kv_offloading_size > 0 and hardware.pcie_bandwidth is None", "hardware.pcie_bandwidth",
+         "missing; offloaded KV returns over it ({hardware.name})"),
+    Rule("kv_offloading_disk_size > 0 and kv_offloading_size == 0", "engine.kv_offloading_disk_size",
+         "all that a disk has comes through the CPU's memory; engine.kv_offloading_size must be above 0"),
+    Rule("kv_offloading_disk_size > 0 and kv_offloading_disk_bandwidth is None",
+         "engine.kv_offloading_disk_bandwidth", "missing; the disk is read at it, such as 7 GB/s"),
+    Rule("prefix_cache == 'radix' and enable_prefix_caching and preemption_mode != 'recompute'",
+         "engine.preemption_mode",
+         "is not modelled beside a radix tree; must be recompute, or engine.prefix_cache blocks"),
+    Rule("prefix_cache == 'radix' and enable_prefix_caching and kv_offloading_size != 0", "engine.kv_offloading_size",
+         "is not modelled beside a radix tree; must be 0, or engine.prefix_cache blocks"),
+    Rule("'lpm' in (user.scheduling_policy, scheduling_policy) and prefix_cache != 'radix'", "engine.scheduling_policy",
+         "lpm sorts by what a radix tree has; must be one of fcfs, priority, shortest-first, or engine.prefix_cache"
+         " radix"),
+    Rule("user.scheduling_policy == 'lpm' and prefix_cache == 'radix' and not enable_prefix_caching",
+         "engine.scheduling_policy",
+         "lpm sorts by what the prefix cache has, which is off; must be one of fcfs, priority, shortest-first, or"
+         " engine.enable_prefix_caching true"),
+    Rule("max_model_len > model_max_len", "engine.max_model_len",
+         "{max_model_len} is longer than the model's {model_max_len} tokens; must be at most {model_max_len}"),
+    Rule("not enable_chunked_prefill and max_num_batched_tokens < max_model_len", "engine.max_num_batched_tokens",
+         "{max_num_batched_tokens} is smaller than max_model_len {max_model_len} and chunked prefill is off, so longer"
+         " prompts could never run; must be at least {max_model_len}, or lower max_model_len"),
+    Rule("parallelism.pipeline > 1 and user.async_scheduling", "engine.async_scheduling",
+         "in a pipeline a token enters when the one before has left it; must be false with parallelism.pipeline above"
+         " 1"),
+    Rule("recurrent and user.enable_prefix_caching", "engine.enable_prefix_caching",
+         "is not modelled for models with recurrent state, which this model has; must be false"),
+    Rule("several_groups and user.prefix_cache == 'radix'", "engine.prefix_cache",
+         "radix is not modelled for models with sliding windows or recurrent state; must be blocks"),
+    Rule("several_groups and prefix_cache == 'radix' and scheduling_policy == 'lpm'", "engine.scheduling_policy",
+         "lpm is not modelled for models with sliding windows or recurrent state; must be one of fcfs, priority,"
+         " shortest-first"),
+    Rule("windows and kv_offloading_size > 0", "engine.kv_offloading_size",
+         "is not modelled for sliding windows and recurrent states, which this model has; must be 0"),
+    Rule("windows and not recurrent and preemption_mode == 'swap' and enable_prefix_caching",
+         "engine.enable_prefix_caching", "is not modelled together with swapping for sliding windows, which this model"
+         " has; must be false, or engine.preemption_mode recompute"),
+    Rule("speculation and (parallelism.pipeline > 1 or parallelism.attention_data > 1)", "speculation",
+         "is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
+         " parallelism.attention_data must be 1"),
+    Rule("speculation and allocator != 'paged'", "engine.allocator",
+         "drafts need memory that grows; must be paged under speculation"),
+    Rule("speculation and jump_forward_share > 0", "engine.jump_forward_share",
+         "is not modelled together with drafts; must be 0 under speculation"),
+    Rule("speculation and preemption_mode == 'swap'", "engine.preemption_mode",
+         "drafts in flight are not modelled together with swapping; must be recompute under speculation"),
+    Rule("speculation and max_num_seqs * (1 + speculation.num_speculative_tokens) > MAX_LOGITS",
+         "speculation.num_speculative_tokens",
+         "{max_num_seqs} sequences of {speculation.num_speculative_tokens} drafts and a token are too many;"
+         " engine.max_num_seqs must be smaller"),
+    Rule("speculation and early_exit", "early_exit",
+         "is not modelled together with speculation; one of them must be null"),
+    Rule("0 < kv_offloading_size < block_of_all", "engine.kv_offloading_size",
+         "has no room for a KV block of {block_of_all:,.0f} B; must be 0, or at least that"),
+    Rule("0 < kv_offloading_disk_size < block_of_all", "engine.kv_offloading_disk_size",
+         "has no room for a KV block of {block_of_all:,.0f} B; must be 0, or at least that"),
+    Rule("preemption_mode == 'swap' and 0 < swap_space < block_bytes", "engine.swap_space",
+         "has no room for a KV block of {block_bytes:,.0f} B; must be 0, or at least that"),
+)  # fmt: skip
+
+FACTS = {
+    "user": "the keys of `engine` that were given",
+    "origin": "where each knob's value came from",
+    "preset": "its name",
+    "hardware": "the device",
+    "model_max_len": "tokens that the model can see",
+    "most_jumps": "largest share of jumps",
+    "parallelism": "of the replica",
+    "speculation": "its drafts, if any",
+    "early_exit": "its exits, if any",
+    "windows": "the model has sliding windows or recurrent state",
+    "recurrent": "the model has recurrent state",
+    "several_groups": "its KV memory is not one group with full attention",
+    "block_bytes": "of a KV block on one GPU",
+    "block_of_all": "of a KV block on all GPUs of a data-parallel rank",
+}
+"""what conditions may name beside the knobs"""
+CONSTANTS = {"WHOLE": WHOLE, "MAX_LOGITS": MAX_LOGITS}
+_COMPILED: dict[str, CodeType] = {rule.when: compile(rule.when, "<rule>", "eval") for rule in RULES}
+
+
+class _Shown(dict):
+    """Values as YAML spells them."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return str(value).lower() if isinstance(value, bool) else value
+
+
+def check(**facts: Any) -> None:
+    """InputError with all that does not go together in these facts; rules that need others are left for later."""
+    known = facts | CONSTANTS
+    names = set(known) | {knob.name for knob in KNOBS} | set(FACTS)
     problems = [
-        f"engine.{name}: has no room for a KV block of {block:,.0f} B; must be 0, or at least that"
-        for name, block in rooms.items()
-        if 0 < getattr(engine, name) < block
+        f"{rule.key}: {rule.message.format_map(_Shown(known))}"
+        for rule in RULES
+        if (set(_COMPILED[rule.when].co_names) & names) <= known.keys() and eval(_COMPILED[rule.when], {}, known)
     ]
-    if problems:
-        raise InputError(problems)
-
-
-def refuse_copies_of_windows(engine: ResolvedEngine) -> None:
-    """InputError if blocks are to be copied to and from the CPU that a window drops, or that are a state."""
-    problems = []
-    if engine.kv_offloading_size > 0:
-        problems.append(
-            "engine.kv_offloading_size: is not modelled for sliding windows and recurrent states, which this model has;"
-            " must be 0"
-        )
-    if engine.preemption_mode == "swap" and engine.enable_prefix_caching:
-        problems.append(
-            "engine.enable_prefix_caching: is not modelled together with swapping for sliding windows, which this model"
-            " has; must be false, or engine.preemption_mode recompute"
-        )
     if problems:
         raise InputError(problems)
