@@ -31,6 +31,9 @@ SLOW = ("vllm.fig", "vllm.derived", "vllm.rate", "vllm.alpaca", "vllm.sharegpt",
 """groups of claims that take long: asked only about faults that name them"""
 
 
+RESERVE, ALLOCATOR = state.CODES["reserve"], state.CODES["allocator"]
+
+
 @dataclass(frozen=True)
 class Mutation:
     """A fault, what it does to the product while it lasts, and which kinds of claims and slow groups it may reach."""
@@ -206,8 +209,8 @@ def _hardware(**factors: float) -> Callable[[], Any]:
 def _reserves_longest() -> Any:
     return knobs(
         reserve=lambda k: (
-            state.RESERVES["max-model-len"]
-            if k["allocator"] == state.ALLOCATORS["paged"] and not k["num_sequences"] > 1
+            RESERVE["max-model-len"]
+            if k["allocator"] == ALLOCATOR["paged"] and not k["num_sequences"] > 1
             else k["reserve"]
         )
     )()
@@ -239,10 +242,10 @@ MUTATIONS = (
              slow=("vllm.fig2.vllm", "vllm.fig15", "vllm.fig18b", "kv.internal", "vllm.blog", "sys.vllm")),
     Mutation("paged memory reserves the longest", _reserves_longest,
              slow=("vllm.rate", "kv.gain", "vllm.fig13b.vllm", "vllm.fig2.vllm", "law.taxonomy", "kv.internal")),
-    Mutation("contiguous memory reserves the first chunk", knobs(reserve=state.RESERVES["first-chunk"],
-             allocator=state.ALLOCATORS["paged"]), slow=("vllm.fig13b.orca", "kv.gain", "vllm.alpaca", "vllm.fig2")),
-    Mutation("the longest reservation is a power of two", knobs(reserve=lambda k: state.RESERVES["power-of-two"]
-             if k["reserve"] == state.RESERVES["max-model-len"] else k["reserve"]), slow=("vllm.fig2.orca_max",)),
+    Mutation("contiguous memory reserves the first chunk", knobs(reserve=RESERVE["first-chunk"],
+             allocator=ALLOCATOR["paged"]), slow=("vllm.fig13b.orca", "kv.gain", "vllm.alpaca", "vllm.fig2")),
+    Mutation("the longest reservation is a power of two", knobs(reserve=lambda k: RESERVE["power-of-two"]
+             if k["reserve"] == RESERVE["max-model-len"] else k["reserve"]), slow=("vllm.fig2.orca_max",)),
     Mutation("a batch is admitted when the last has ended", knobs(admit_when_idle=1),
              slow=("kv.concurrency", "sys.vllm", "sys.trtllm", "vllm.derived")),
     Mutation("half of the KV blocks", knobs(num_gpu_blocks=lambda k: k["num_gpu_blocks"] // 2),

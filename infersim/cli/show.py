@@ -29,7 +29,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_fields(fields: dict[str, Any]) -> None:
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in fields.items():  # an object inside is a line for each of its keys
         inner = value if isinstance(value, dict) else {"": value}
         flat |= {f"{name} {key}".rstrip(): each for key, each in inner.items()}

@@ -69,7 +69,7 @@ class Endpoint:
         self.app = Starlette(
             routes=[Route(path, handler, methods=methods) for path, handler, methods in routes],
             exception_handlers={
-                ApiError: _error,
+                ApiError: _error,  # type: ignore[dict-item]  # a handler of one kind of error
                 404: _no_route,
                 405: _no_route,
             },
