@@ -42,7 +42,7 @@ def test_three_keys_are_enough_and_every_default_is_stated():
     assert scenario.engine.preset == "vllm-0.33"
     assert scenario.parallelism.num_gpus == scenario.parallelism.moe_tensor == scenario.cluster.replicas == 1
     assert scenario.precision.weights == "auto"
-    assert scenario.precision.activations == scenario.precision.kv_cache == "bf16"
+    assert (scenario.precision.activations, scenario.precision.kv_cache) == ("bf16", "auto")
     assert (scenario.simulation.seed, scenario.simulation.replications, scenario.simulation.warmup) == (0, 1, 0)
     assert scenario.slo.limits == {}
     assert scenario.hardware == load_hardware("h100-sxm")

@@ -160,8 +160,10 @@ def test_a_profile_that_refuses_to_load_fails_the_suite(tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("knob", ["host_step_time", "host_token_time", "worker_sequence_time", "eager_launch_time"])
 def test_a_negative_overhead_fails_the_suite(knob, tmp_path, monkeypatch, capsys):
-    presets = suite.ENGINES | {"vllm-0.19": replace(suite.ENGINES["vllm-0.19"], **{knob: -1e-6})}
-    monkeypatch.setattr(suite, "ENGINES", presets)
+    presets = dict(suite.packaged_presets())
+    preset = presets["vllm-0.19"]
+    presets["vllm-0.19"] = replace(preset, values={**preset.values, knob: -1e-6})
+    monkeypatch.setattr(suite, "packaged_presets", lambda: presets)
     code, _, error = main(monkeypatch, capsys, tmp_path)
     assert code == 1
     assert error == f"impossible: vllm-0.19: {knob} -1e-06\n"
