@@ -188,7 +188,7 @@ def judge_flow(flow: Flow) -> Verdict:
             for came, went in flow.queues
         )
     if refused > TURNED_AWAY or grows or arrive > _drain_rate(flow, until):
-        return Verdict(SATURATED, max(float(arrive - complete), 0.0), rates)
+        return Verdict(SATURATED, max(float(arrive * (1 - refused) - complete), 0.0), rates)
     returns = _returns(flow, start, until)
     if settled and (
         returns <= RETURNS or (not _rising(excess) and all(_empties(*queue, start, until) for queue in flow.queues))
