@@ -1,6 +1,7 @@
 """Where independent simulations run: this machine's cores, or a Ray cluster. The results are the same."""
 
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +67,7 @@ def _connect_ray(address: str | None) -> int:
     except ImportError:
         raise InputError("--executor ray: Ray is not installed; must be, by pip install 'infersim[ray]'") from None
     try:
-        ray.init(address=address or "auto", ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address or "auto", ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"--address {address or 'auto'}: no Ray cluster answers there: {reason}") from None
