@@ -15,27 +15,39 @@ ROWS = {
     "h200-sxm": "H200 SXM 141GB", "b200-sxm": "B200 SXM 180GB", "b300-sxm": "B300 SXM 288GB",
     "gb200": "GB200 (per GPU)", "l4": "L4", "l40s": "L40S", "a10": "A10", "rtx-3090": "RTX 3090",
     "rtx-4090": "RTX 4090", "rtx-pro-6000": "RTX PRO 6000 Blackwell Server", "mi300x": "MI300X", "mi325x": "MI325X",
-    "mi355x": "MI355X", "tpu-v5e": "TPU v5e", "tpu-v6e": "TPU v6e",
+    "mi355x": "MI355X", "tpu-v5e": "TPU v5e", "tpu-v6e": "TPU v6e", "gb300": "GB300 (per GPU)", "h20": "H20 96GB",
+    "h200-nvl": "H200 NVL 141GB", "a100-pcie-40gb": "A100 PCIe 40GB", "a10g": "A10G", "rtx-a6000": "RTX A6000",
+    "a40": "A40", "rtx-5090": "RTX 5090", "rtx-6000-ada": "RTX 6000 Ada", "t4": "T4",
+    "v100-sxm2-32gb": "V100 SXM2 32GB", "gaudi3": "Gaudi 3", "tpu-v5p": "TPU v5p", "tpu-v7": "TPU v7x Ironwood",
+    "trainium2": "Trainium2", "inferentia2": "Inferentia2", "arc-pro-b60": "Intel Arc Pro B60",
 }  # fmt: skip
+ELSEWHERE = {
+    "a30", "dgx-spark", "h800", "l40", "m3-ultra", "m4-max", "mi210", "mi250x", "mi350x", "mi455x", "rubin-cpx",
+    "tpu-v4", "trainium3", "vera-rubin",
+}  # fmt: skip
+"""profiles from other sources than the collected facts"""
+WITHOUT_SMS = {"mi455x", "vera-rubin", "rubin-cpx"}
+"""announced: the inside of the chip is not published"""
 PROFILES = {name: load_hardware(name) for name in names("hardware_profiles")}
 
 
 def test_every_listed_device_has_a_profile():
-    assert set(PROFILES) == {*ROWS, "tpu-v4"}
+    assert set(PROFILES) == {*ROWS, *ELSEWHERE}
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
 def test_profile_is_possible_and_sourced(profile):
     """Usable memory is part of the capacity; smaller formats are not slower on matrix units; sources are named."""
     assert profile.memory_usable <= profile.memory_capacity
-    assert profile.memory_usable > 0.9 * profile.memory_capacity
-    assert profile.flops["bf16"] >= profile.flops.get("tf32", profile.flops.get("fp32", 0))
-    assert profile.flops.get("fp8", profile.flops["bf16"]) >= profile.flops["bf16"]
+    assert profile.memory_usable > (0.7 if profile.vendor == "apple" else 0.9) * profile.memory_capacity
+    half = profile.flops.get("bf16") or profile.flops["fp16"]  # Volta and Turing have no bf16
+    assert half >= profile.flops.get("tf32", profile.flops.get("fp32", 0))
+    assert profile.flops.get("fp8", half) >= half
     assert any("memory_usable" in source for source in profile.sources)
     assert len(profile.sources) >= 2
-    # a token of a 7e9-parameter model in bf16 takes 14e9 bytes: more than one device of any kind reads in 1 ms
-    assert 1e-3 < 14e9 / profile.memory_bandwidth < 0.1
-    if profile.vendor != "google":
+    # a token of a 7e9-parameter model in bf16 takes 14e9 bytes: more than one device of any kind reads in 0.5 ms
+    assert 5e-4 < 14e9 / profile.memory_bandwidth < 0.1
+    if profile.vendor in ("nvidia", "amd") and profile.name not in WITHOUT_SMS:
         assert profile.num_sms
         assert profile.shared_memory_per_sm
         assert profile.l2_cache
@@ -52,18 +64,24 @@ def test_profile_equals_the_collected_facts(name):
     assert profile.link.bandwidth == float(row["link_GBs_per_dir"]) * 1e9
     assert profile.link.domain_size == int(row["scaleup_world"])
     assert profile.tdp == (float(row["tdp_w"]) if row["tdp_w"] else None)
-    for dtype, column in {"bf16": "bf16_tflops", "fp8": "fp8_tflops", "int8": "int8_tops", "fp4": "fp4_tflops"}.items():
+    sixteen = "bf16" if "bf16" in profile.flops else "fp16"
+    for dtype, column in {
+        sixteen: "bf16_tflops",
+        "fp8": "fp8_tflops",
+        "int8": "int8_tops",
+        "fp4": "fp4_tflops",
+    }.items():
         assert profile.flops.get(dtype) == (float(row[column]) * 1e12 if row[column] else None)
 
 
 def test_name_in_any_case_and_near_names():
     assert load_hardware("H100-SXM") == PROFILES["h100-sxm"]
-    with pytest.raises(InputError, match=r"'h100': no such hardware profile or file; did you mean h100-sxm\?"):
+    with pytest.raises(InputError, match=r"'h100': no such .*; did you mean h100-nvl or h100-pcie or h100-sxm\?"):
         load_hardware("h100")
     with pytest.raises(InputError, match=r"'h101': .*did you mean h100-nvl or h100-pcie or h100-sxm\?"):
         load_hardware("h101")
-    with pytest.raises(InputError, match=r"'v100': no such hardware profile or file; nearest of \d+ known: \w"):
-        load_hardware("v100")
+    with pytest.raises(InputError, match=r"'k80': no such hardware profile or file; nearest of \d+ known: \w"):
+        load_hardware("k80")
 
 
 def test_a_number_whose_unit_was_forgotten_is_no_device():

@@ -40,6 +40,17 @@ def _print_fields(fields: dict[str, Any]) -> None:
         print(f"{name:{width}}{value:,}" if isinstance(value, int | float) else f"{name:{width}}{value}")
 
 
+def _holding(part: str, what: str, rows: list[Any], texts: Any) -> list[Any]:
+    """The rows that have `part` in one of their texts."""
+    from infersim.config.errors import InputError
+    from infersim.config.units import short
+
+    found = [row for row in rows if any(part.lower() in text.lower() for text in texts(row))]
+    if not found:
+        raise InputError(f"show {what}: nothing has {short(part)} in it; `infersim show {what}` lists all")
+    return found
+
+
 @app.command("model")
 @guarded
 def model(
@@ -119,11 +130,14 @@ def _deployment(scenario: Any) -> dict[str, Any]:
 
 @app.command("models")
 @guarded
-def models(as_json: Json = False) -> None:
-    """The catalogue of models. Any other Hugging Face config.json works by path."""
+def models(
+    part: Annotated[str, Argument(help="Part of a name or family, in any case.")] = "", as_json: Json = False
+) -> None:
+    """The catalogue of models, or those whose name or family has a part. Any config.json works by path."""
     from infersim.models.catalog import load_model, names
 
     found = [load_model(name) for name in names()]
+    found = _holding(part, "models", found, lambda model: (model.name, model.family))
     rows: list[dict[str, Any]] = [{"name": m.name, "family": m.family, "parameters": m.num_params} for m in found]
     if as_json:
         _print_json(rows)
@@ -133,13 +147,17 @@ def models(as_json: Json = False) -> None:
 
 @app.command("hardware")
 @guarded
-def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")] = None, as_json: Json = False) -> None:
-    """All hardware profiles, or one in full with its sources."""
+def hardware(
+    name: Annotated[str, Argument(help="Name or path, or part of a name, vendor or generation.")] = "",
+    as_json: Json = False,
+) -> None:
+    """All hardware profiles, those whose name, vendor or generation has a part, or one in full with its sources."""
     from infersim.config.hardware import load_hardware
-    from infersim.config.resources import names
+    from infersim.config.resources import is_file, names
 
-    if name is None:
+    if not is_file(Path(name)) and name.lower() not in names("hardware_profiles"):
         profiles = [load_hardware(each) for each in names("hardware_profiles")]
+        profiles = _holding(name, "hardware", profiles, lambda p: (p.name, p.vendor, p.generation))
         if as_json:
             _print_json([profile.model_dump(mode="json") for profile in profiles])
         else:
@@ -151,6 +169,7 @@ def hardware(name: Annotated[str | None, Argument(help="Profile name or path.")]
                         "TB/s": f"{p.memory_bandwidth / 1e12:.2f}",
                         "16-bit TFLOP/s": f"{(p.flops.get('bf16') or p.flops['fp16']) / 1e12:.0f}",
                         "link GB/s": f"{p.link.bandwidth / 1e9:.0f}",
+                        "joins": p.link.domain_size,
                         "USD/h": f"{p.price.low:.2f}-{p.price.high:.2f}" if p.price else "-",
                     }
                     for p in profiles

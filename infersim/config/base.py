@@ -32,7 +32,9 @@ class Description(BaseModel):
 def near(word: str, known: list[str], known_as: str = "known") -> str:
     """`; did you mean X?` if some are close, else `; known: all of them`, of many the nearest."""
     alike = [k for k in known if word and k.startswith(word[:3])]
-    close = difflib.get_close_matches(word[:100], known, 1) or (alike if len(alike) <= FEW else _nearest(word, alike))
+    longer = [k for k in known if word and k.startswith(word)]
+    close = longer if 0 < len(longer) <= FEW else difflib.get_close_matches(word[:100], known, 1)
+    close = close or (alike if len(alike) <= FEW else _nearest(word, alike))
     if close:
         return f"; did you mean {' or '.join(close)}?"
     if len(known) > MANY:
