@@ -9,7 +9,7 @@ import types
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["compare", "plan", "run", "sweep"]
+__all__ = ["InputError", "compare", "plan", "run", "sweep"]
 
 
 class _Package(types.ModuleType):
@@ -26,7 +26,15 @@ class _Package(types.ModuleType):
         pass
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "InputError":
+        from .config.errors import InputError
+
+        return InputError
     if name in __all__:
         from . import api
 

@@ -1,16 +1,18 @@
 """The documentation's examples run."""
 
+import json
 import re
 import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
+from notebooks import execute
 from typer.testing import CliRunner
 
 import infersim
 from infersim.cli.app import app
-from infersim.config.scenario import Scenario
+from infersim.config.scenario import Scenario, load_scenario
 from infersim.report.reference import reference
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +40,7 @@ def test_commands_run(name, tmp_path, monkeypatch):
         assert outcome.exit_code in (0, 1), f"{command}\n{outcome.output}"
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_python_runs(number, capsys):
     """Every Python example prints something."""
     exec(blocks("python.md", "python")[number], {})
@@ -47,7 +49,8 @@ def test_python_runs(number, capsys):
 
 def test_public_names():
     """The package's public surface, and nothing heavy until it is used."""
-    assert infersim.__all__ == ["compare", "plan", "run", "sweep"]
+    assert infersim.__all__ == ["InputError", "compare", "plan", "run", "sweep"]
+    assert set(infersim.__all__) <= set(dir(infersim))
     assert all(callable(getattr(infersim, name)) for name in infersim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'calibrat'"):
         _ = infersim.calibrat
@@ -97,3 +100,34 @@ def test_the_files_that_architecture_names_exist():
     paths = {name for name in named if "NAME" not in name}
     assert len(paths) > 25
     assert not {name for name in paths if not (ROOT / name).exists()}
+
+
+def test_the_notebook_shows_what_its_cells_say():
+    """Its texts; `python tests/notebooks.py docs/planning.ipynb` writes them anew."""
+    notebook = json.loads((DOCS / "planning.ipynb").read_text())
+    stored = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+    def texts(cells):
+        return [[output.get("text") or output["data"]["text/plain"] for output in outputs] for outputs in cells]
+
+    assert texts(execute(notebook)) == texts(stored)
+
+
+def test_answers_are_short_at_the_prompt_and_whole_in_a_notebook(tmp_path):
+    small = {"workload.num_requests": 50}
+    scenario = load_scenario("llama-8b-h100")
+    answer = infersim.run(scenario, small)
+    assert repr(answer) == repr(infersim.run(scenario.resolved(), small)) == repr(infersim.run("llama-8b-h100", small))
+    comparison = infersim.compare(scenario, variants=[small, small | {"precision.kv_cache": "fp8"}])
+    points = infersim.sweep(scenario, {"workload.request_rate": [2, 4, 30]}, small, workers=1)
+    for each in (answer, comparison, points):
+        assert len(repr(each)) < 200
+        assert len(each._repr_html_()) < 10_000
+        page = each.report(tmp_path / "page.html").read_text()
+        assert shlex.join(each.command) in page.replace("&#39;", "'").replace("&#34;", '"')
+    assert len(answer.requests) == 50
+    assert answer.requests["ttft_ms"].mean() == pytest.approx(answer.metrics["mean_ttft_ms"])
+    for figure in (answer.plot(), points.plot()):
+        assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(infersim.InputError, match="unknown key"):
+        infersim.run(scenario, {"engine.max_num_seq": 1})

@@ -16,7 +16,7 @@ from infersim.explain.binding import find_binding
 from infersim.explain.summary import summarize
 from infersim.models.catalog import load_model
 from infersim.report.files import to_json
-from infersim.report.terminal import MAX_LINES, WIDTH, render
+from infersim.report.terminal import render
 from infersim.run import run as run_scenario
 
 
@@ -111,16 +111,17 @@ def test_what_was_assumed_is_said():
         assert words in text
 
 
+@pytest.mark.parametrize("columns", [80, 100, 200])
 @pytest.mark.parametrize("replications", [1, 3])
-def test_the_report_fits_one_screen(replications):
+def test_the_report_fits_the_terminal_and_leaves_nothing_out(replications, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     notes = tuple(f"a note of some length about the liberties taken with the data, number {i}" for i in range(20))
     document = summarize([run([6, 1, 1, 2, 1, 1, 1, 1], notes=notes)] * replications)
     lines = [text for _, text in render(document, ["out/result.json", "out/requests.csv"])]
-    assert len(lines) <= MAX_LINES
-    assert all(len(line) <= WIDTH for line in lines)
+    assert all(len(line) <= columns for line in lines)
     assert lines[-1].endswith("out/requests.csv")
-    assert any("lines more" in line for line in lines)
-    text = "\n".join(lines)
+    text, whole = "\n".join(lines), " ".join(" ".join(lines).split())
+    assert all(note in whole for note in notes)
     for word in ("TOO SHORT TO TELL", "ttft", "p99", "binding", "ceiling", "floors", "memory", "KV blocks", "assumed"):
         assert word in text
 

@@ -187,7 +187,7 @@ def test_money_and_gpus_are_those_that_were_there():
             "cluster": {"replicas": 1, "autoscaler": {"target": 8, "max": 4, "interval": "2 s",
                                                       "startup": {"node": "5 s"}}}}  # fmt: skip
     result = results_of(data)
-    cost, paid = cost_of(result, measure(result)), result.replicas.paid()
+    cost, paid = cost_of(result, measure(result)), result.replicas.paid(result.end_time)
     hours = result.end_time / 3600
     assert cost["gpus"] == pytest.approx(paid["gpu_seconds"] / result.end_time, rel=0.01)
     assert np.array(cost["usd_per_hour"]) * hours == pytest.approx(paid["usd"], rel=1e-6)

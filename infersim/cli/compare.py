@@ -26,6 +26,7 @@ def compare(
 
     Several files are compared with the first. One file is compared with a variant of itself for each --set.
     """
+    from infersim.api import Comparison
     from infersim.files import check_file
     from infersim.planning.compare import compare_runs, load_compared, run_all
     from infersim.report.compare import print_comparison
@@ -37,15 +38,8 @@ def compare(
     runs = run_all(compared)
     document = compare_runs(compared, runs)
     if report is not None:
-        from infersim.planning.briefing import brief
-        from infersim.report.compare_page import compare_page
-        from infersim.report.html import write_page
-
-        answers = [variant["answer"] for variant in document["variants"]]
-        briefings = [brief(results, answer) for results, answer in zip(runs, answers, strict=True)]
         described = [scenario for _, scenario in compared]
-        command = ["infersim", "compare", *scenarios, *as_words(settings)]
-        write_page(report, compare_page(document, briefings, described, command))
+        Comparison(document, runs, described, ["infersim", "compare", *scenarios, *as_words(settings)]).report(report)
     if as_json:
         print(to_json(document))
     else:

@@ -18,6 +18,7 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """Find the cheapest deployment that meets an SLO. Exit code 1 if none can."""
+    from infersim.api import Plan
     from infersim.files import check_file
     from infersim.planning.search import plan as search
     from infersim.report.files import to_json
@@ -31,11 +32,7 @@ def plan(
     document = search(file, overrides or [], lambda done, left: bar(done, done + left) if left else None)
     bar(1, 1)
     if report is not None:
-        from infersim.planning.briefing import brief_plan
-        from infersim.report.html import write_page
-        from infersim.report.plan_page import plan_page
-
-        write_page(report, plan_page(document, brief_plan(document), ["infersim", "plan", file, *as_words(overrides)]))
+        Plan(document, ["infersim", "plan", file, *as_words(overrides)]).report(report)
     if as_json:
         print(to_json(document))
     else:

@@ -89,19 +89,15 @@ def _picture(
     results: list[Any], document: dict[str, Any], report: Path | None, plots: Path | None, command: list[str]
 ) -> list[str]:
     """Writes the report and the figures, which need some more simulations; returns the paths."""
-    from infersim.planning.briefing import brief
+    from infersim.api import Answer
 
-    files, briefing = [], brief(results, document)
+    files, answer = [], Answer(document, results, command)
     if report is not None:
-        from infersim.report.html import write_page
-        from infersim.report.sections import run_page
-
-        write_page(report, run_page(briefing, results[0].scenario, command))
-        files.append(str(report))
+        files.append(str(answer.report(report)))
     if plots is not None:
         from infersim.report.figures import write_figures
 
-        files += write_figures(plots, briefing)
+        files += write_figures(plots, answer.briefing)
     return files
 
 

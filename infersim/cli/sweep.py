@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .guard import guarded
-from .options import Json, Overrides
+from .options import Json, Overrides, Report, as_words
 
 
 @guarded
@@ -29,6 +29,8 @@ def sweep(
     address: Annotated[
         str | None, Option(help="Address of the Ray cluster, e.g. 10.0.0.1:6379; default: this machine's.")
     ] = None,
+    report: Report = None,
+    plots: Annotated[Path | None, Option(metavar="DIR", help="Folder for the picture, as PNG and SVG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a scenario at every combination of some settings' values.
@@ -36,11 +38,12 @@ def sweep(
     Several --over make a grid. With the same --out, an interrupted sweep continues where it stopped.
     """
     from infersim.config.errors import InputError
+    from infersim.files import check_file, make_folder
     from infersim.planning.grid import parse_axis
     from infersim.planning.sweep import rows
     from infersim.planning.sweep import sweep as run_sweep
     from infersim.report.files import to_json
-    from infersim.report.sweep import check_sweep_folder, print_sweep, write_sweep
+    from infersim.report.sweep import check_sweep_folder, print_sweep, sweep_page, write_sweep
 
     if workers == 0 or workers < -1:
         raise InputError(f"--workers {workers}: must be -1 or a number of processes")
@@ -50,11 +53,26 @@ def sweep(
         raise InputError(f"--over {key}: is given twice; must be one list of values" for key in sorted(repeated))
     if out is not None:
         check_sweep_folder(out)
+    if report is not None:
+        check_file(report, "--report")
+    if plots is not None:
+        make_folder(plots, "--plots")
     from .progress import Bar
 
     outcomes = run_sweep(scenario, dict(axes), overrides or [], out, workers, executor, address, Bar())
     table = list(rows(outcomes))
     files = write_sweep(out, table) if out is not None else []
+    if report is not None:
+        from infersim.report.html import write_page
+
+        axes_words = [word for text in over for word in ("--over", text)]
+        command = ["infersim", "sweep", scenario, *axes_words, *as_words(overrides)]
+        write_page(report, sweep_page(table, keys, command))
+        files.append(str(report))
+    if plots is not None:
+        from infersim.report.figures import write_sweep_figure
+
+        files += write_sweep_figure(plots, table, keys)
     if as_json:
         print(to_json({"over": dict(axes), "points": outcomes}))
     else:

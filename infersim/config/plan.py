@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,8 +10,7 @@ from pydantic import Field
 from .base import Description
 from .errors import InputError
 from .hardware import load_hardware
-from .resources import find, load_yaml
-from .scenario import Scenario, apply_override, build_scenario
+from .scenario import Given, Scenario, apply_override, build_scenario, source
 from .units import Count, Share, short
 
 MAX_CANDIDATES = 100_000
@@ -33,13 +31,12 @@ class Plan(Description):
     """share of the requests that must meet the limits of one request"""
 
 
-def load_plan(name_or_path: str | Path, overrides: Sequence[str] = ()) -> tuple[Plan, list[Scenario]]:
-    """The plan by path or packaged name, with overrides, and one replica of each candidate as a scenario.
+def load_plan(given: Given, overrides: Sequence[str] = ()) -> tuple[Plan, list[Scenario]]:
+    """The plan with overrides, and one replica of each candidate as a scenario.
 
     InputError with all problems at once.
     """
-    path = find("scenarios", name_or_path)
-    where, data = str(path), load_yaml(path)
+    data, where, path = source(given)
     if not isinstance(data, dict) or "candidates" not in data:
         raise InputError(f"{where}: candidates: missing; must be lists to choose from, such as hardware: [h100-sxm]")
     data = dict(data)

@@ -1,6 +1,7 @@
 """A scenario: everything that one run needs, read from YAML."""
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from .hardware import Hardware, load_hardware
 from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
-from .resources import exists, find, is_file, load_yaml, names, parse_yaml
+from .resources import MAX_FILE_BYTES, exists, find, is_file, load_yaml, names, parse_yaml
 from .slo import Slo
 from .speculation import Speculation
 from .units import Count, CountOrZero, parse_quantity, short
@@ -68,21 +69,47 @@ class Scenario(Description):
         return self.model_dump(mode="json") | {"slo": self.slo.model_dump(mode="json", exclude_none=True)}
 
 
-def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario by path or packaged name, with `key.key=value` overrides. InputError with all problems at once.
+Given = str | Path | Mapping[str, Any] | Scenario
+"""what a scenario may be given as: path or packaged name of a file, "-" for standard input, its keys, or itself"""
 
-    Paths inside it are looked for beside the file, then in the current folder.
+
+def source(given: Given) -> tuple[Any, str, Path | None]:
+    """What a scenario or plan holds before it is read, what errors call it, and its file, if it is one."""
+    if isinstance(given, Scenario):
+        return given.resolved(), "scenario", None
+    if isinstance(given, Mapping):
+        return dict(given), "scenario", None
+    if str(given) == "-":
+        try:
+            return parse_yaml(sys.stdin.read(MAX_FILE_BYTES), "stdin"), "stdin", None
+        except UnicodeDecodeError as error:
+            raise InputError(f"stdin: byte {error.start} is not UTF-8 text; must be a YAML file") from None
+    path = find("scenarios", given)
+    return load_yaml(path), str(path), path
+
+
+def name_of(given: Given) -> str:
+    """What a scenario is called beside others: the stem of its file."""
+    return "scenario" if isinstance(given, Scenario | Mapping) else "stdin" if str(given) == "-" else Path(given).stem
+
+
+def load_scenario(given: Given, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario, with `key.key=value` overrides. InputError with all problems at once.
+
+    Paths inside a file are looked for beside it, then in the current folder.
     """
-    path = find("scenarios", name_or_path)
-    return build_scenario(load_yaml(path), str(path), overrides, path)
+    if isinstance(given, Scenario) and not overrides:
+        return given
+    data, where, path = source(given)
+    return build_scenario(data, where, overrides, path)
 
 
-def load_variants(name_or_path: str | Path, variants: Iterable[Sequence[str]]) -> list[Scenario]:
+def load_variants(given: Given, variants: Iterable[Sequence[str]]) -> list[Scenario]:
     """The scenario with each of several lists of overrides, its files read once. InputError: all problems of all."""
-    path = find("scenarios", name_or_path)
-    data, where = load_yaml(path), str(path)
+    data, where, path = source(given)
     problems: list[str] = []
     if isinstance(data, dict):
+        data = dict(data)
         for key, load in LOAD.items():
             if isinstance(data.get(key), str):
                 _collect(problems, lambda key=key, load=load: data.update({key: load(data[key], where, path)}))

@@ -47,8 +47,8 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "slo": _slo(first, metrics, verdict),
         "verdict": asdict(verdict),
         "memory": asdict(first.memory),
-        "replicas": first.replicas.figures(),
-        "route": first.route | first.replicas.paid() | first.replicas.balance(),
+        "replicas": [row | {"role": role} for row, role in zip(first.replicas.figures(), _roles(first), strict=True)],
+        "route": first.route | first.replicas.paid(first.end_time) | first.replicas.balance(),
         "explain": _explain(results, metrics),
         "tenants": compare_tenants(first),
         "models": compare_models(first),
@@ -56,6 +56,11 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "assumed": _assumed(first),
     }
     return finite(document)
+
+
+def _roles(result: Result) -> list[str]:
+    """Of each replica: serve, prefill, decode or encode."""
+    return [ran.role for ran in result.ran for _ in range(ran.replicas.start, ran.replicas.stop)]
 
 
 def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | None:

@@ -54,12 +54,14 @@ class Replicas:
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def paid(self) -> dict[str, Any]:
-        """Seconds of replicas and of GPUs that were there, and their price in USD, as [low, high]."""
+    def paid(self, duration: float) -> dict[str, Any]:
+        """Seconds of replicas and of GPUs that were there, their mean number over the run of `duration` (s), and their
+        price in USD, as [low, high]."""
         usd = (self.available[:, None] / 3600 * self.usd_per_hour).sum(axis=0)
         return {
             "replica_seconds": float(self.available.sum()),
             "gpu_seconds": float((self.available * self.gpus).sum()),
+            "mean_gpus": float((self.available * self.gpus).sum()) / duration if duration else None,
             "usd": None if np.isnan(usd).any() else usd.tolist(),
         }
 

@@ -19,6 +19,16 @@ from .outlook import MOST_REQUESTS, load_curve, what_if
 SHARES = np.unique(np.concatenate([np.linspace(0, 0.9, 46), np.linspace(0.9, 0.99, 19), np.linspace(0.99, 1.0, 11)]))
 
 
+def outline(first: Result, document: dict[str, Any]) -> dict[str, Any]:
+    """The part of a briefing that needs no more simulations: `answer`, `cdf` and `timeline`."""
+    cdf: dict[str, list[float]] = {}
+    if first.measured.any():
+        cdf = {name: values.tolist() for name, values in latency_quantiles(first, SHARES).items()}
+        cdf["share"] = SHARES.tolist()
+    lines = {name: None if line is None else line.tolist() for name, line in timeline(first).items()}
+    return finite({"answer": document, "cdf": cdf, "timeline": lines})
+
+
 def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
     """JSON-ready: the answer of the run (explain.summary's document), and what surrounds it.
 
@@ -27,17 +37,10 @@ def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
     `curve` (the same deployment at other loads) and `what_if` (other deployments), re-simulated.
     """
     first = results[0]
-    cdf: dict[str, list[float]] = {}
-    if first.measured.any():
-        cdf = {name: values.tolist() for name, values in latency_quantiles(first, SHARES).items()}
-        cdf["share"] = SHARES.tolist()
-    return finite({
-        "answer": document,
+    return outline(first, document) | finite({
         "cost": cost_of(first, document["metrics"]),
         "work": RunWork(first).facts(),
-        "cdf": cdf,
         "attainment": attainment(first),
-        "timeline": {name: None if line is None else line.tolist() for name, line in timeline(first).items()},
         "replicas_there": float(first.replicas.available.sum()) / first.end_time if first.end_time else None,
         "roofline": roofline(first),
         "curve": load_curve(first.scenario),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infersim.config.errors import InputError
-from infersim.config.scenario import Scenario, load_scenario, load_variants
+from infersim.config.scenario import Given, Scenario, load_scenario, load_variants, name_of
 from infersim.explain.attribution import (
     Terms,
     divide_sum,
@@ -36,7 +36,7 @@ MAX_CHANGES = 4  # so many settings are exchanged one by one: 2**4 runs
 NEXT_KEY = re.compile(r",\s*(?=[A-Za-z_][\w.]*=)")
 
 
-def load_compared(names: Sequence[str | Path], settings: Sequence[str] = ()) -> list[tuple[str, Scenario]]:
+def load_compared(names: Sequence[Given], settings: Sequence[str] = ()) -> list[tuple[str, Scenario]]:
     """(name, scenario) of what `infersim compare` is asked to compare: the first is what others are compared with.
 
     Several files, with `settings` in all of them; or one file as it is, and one variant of it per setting, where one
@@ -44,15 +44,19 @@ def load_compared(names: Sequence[str | Path], settings: Sequence[str] = ()) -> 
     """
     if len(names) > 1:
         scenarios = [load_scenario(name, settings) for name in names]
-        labels = [Path(name).stem for name in names]
-        return list(zip(labels if len(set(labels)) == len(labels) else map(str, names), scenarios, strict=True))
+        labels = [name_of(name) for name in names]
+        if len(set(labels)) < len(labels):
+            labels = [
+                str(name) if isinstance(name, str | Path) else f"{name_of(name)} {i}" for i, name in enumerate(names, 1)
+            ]
+        return list(zip(labels, scenarios, strict=True))
     if not settings:
         raise InputError(
             "compare: has one scenario only; must be several, or one with --set for each variant,"
             " such as --set precision.kv_cache=fp8"
         )
     variants = load_variants(names[0], [[], *(NEXT_KEY.split(setting) for setting in settings)])
-    return list(zip([Path(names[0]).stem, *settings], variants, strict=True))
+    return list(zip([name_of(names[0]), *settings], variants, strict=True))
 
 
 def compare(scenarios: Sequence[tuple[str, Scenario]]) -> dict[str, Any]:

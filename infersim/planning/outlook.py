@@ -76,10 +76,13 @@ def _run(scenario: Scenario) -> dict[str, Any] | None:
     }
 
 
+PER_GPU_AND_USER = ("tokens_per_gpu", "tokens_per_user")
+
+
 def per_gpu_and_user(metrics: dict[str, float | None], gpus: float) -> dict[str, float | None]:
     """Output tokens/s of a GPU, and of one user while it decodes: 1 / mean tpot."""
     output, tpot = metrics["output_throughput"], metrics["mean_tpot_ms"]
-    return {"tokens_per_gpu": output and output / gpus, "tokens_per_user": 1e3 / tpot if tpot else None}
+    return dict(zip(PER_GPU_AND_USER, (output and output / gpus, 1e3 / tpot if tpot else None), strict=True))
 
 
 def _knee(points: list[dict[str, Any]]) -> int | None:

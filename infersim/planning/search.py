@@ -6,13 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware
 from infersim.config.plan import Plan, load_plan
-from infersim.config.scenario import Scenario
+from infersim.config.scenario import Given, Scenario
 from infersim.explain.binding import find_binding
 from infersim.explain.cost import cost_of, fleet, num_gpus, usd_per_hour
 from infersim.explain.summary import finite
@@ -94,9 +93,9 @@ class Found:
         return self.candidate.unit * self.replicas, -self.decision.margin, self.candidate.number
 
 
-def plan(name_or_path: str | Path, overrides: Sequence[str] = (), progress: Progress | None = None) -> dict[str, Any]:
+def plan(given: Given, overrides: Sequence[str] = (), progress: Progress | None = None) -> dict[str, Any]:
     """The answer to a plan file, JSON-ready. InputError for what is no plan."""
-    return search(*load_plan(name_or_path, overrides), progress)
+    return search(*load_plan(given, overrides), progress)
 
 
 def search(plan: Plan, scenarios: Sequence[Scenario], progress: Progress | None = None) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from infersim.config.errors import InputError
 from infersim.config.resources import exists
-from infersim.config.scenario import Scenario, load_variants
+from infersim.config.scenario import Given, Scenario, load_variants
 from infersim.explain.summary import summarize
 from infersim.files import replace_text
 from infersim.run import run
 
 from .executor import map_unordered
 from .grid import as_overrides, grid
+from .outlook import PER_GPU_AND_USER, per_gpu_and_user
 
 POINTS = "points"
 WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}  # of a model's folder: nothing reads them
@@ -24,7 +25,7 @@ Progress = Callable[[int, int, int], None]
 
 
 def sweep(
-    scenario: str | Path,
+    scenario: Given,
     over: Mapping[str, Iterable[Any]],
     overrides: Sequence[str] = (),
     out: Path | None = None,
@@ -132,6 +133,12 @@ def _sources(cache: list[str] = []) -> str:  # noqa: B006 (computed once per pro
     return cache[0]
 
 
+def _per_gpu_and_user(answer: dict[str, Any] | None) -> dict[str, float | None]:
+    gpus = answer["route"]["mean_gpus"] if answer else None
+    rates = per_gpu_and_user(answer["metrics"], gpus) if answer and gpus else dict.fromkeys(PER_GPU_AND_USER)
+    return {"gpus": gpus, **rates}
+
+
 def rows(outcomes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """One flat row per point: its settings, what came out, or why it cannot run. Ready for pandas."""
     names = next((list(o["answer"]["metrics"]) for o in outcomes if "answer" in o), [])
@@ -144,5 +151,6 @@ def rows(outcomes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "slo_met": slo["met"] if slo else None,
             "binding": answer["explain"]["binding_constraint"] if answer else None,
             **{name: answer["metrics"][name] if answer else None for name in names},
+            **_per_gpu_and_user(answer),
             "error": None if answer else "; ".join(outcome["error"]),
         }

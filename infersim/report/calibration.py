@@ -5,7 +5,7 @@ from typing import Any
 
 from infersim.metrics.latency import METRICS, STATISTICS
 
-WIDTH = 100
+from .terminal import width
 
 
 def validation_lines(document: dict[str, Any]) -> list[str]:
@@ -13,14 +13,14 @@ def validation_lines(document: dict[str, Any]) -> list[str]:
     failed = f", {document['failed']:,} failed" if document["failed"] else ""
     lines = [f"{document['where']}: {document['requests']:,} requests{failed}"]
     errors = document["errors"]
-    lines.append(f"{'ms':8}{'':10}" + "".join(f"{statistic:>13}" for statistic in STATISTICS))
+    lines.append(f"{'ms':6}{'':10}" + "".join(f"{statistic:>12}" for statistic in STATISTICS))
     for metric in METRICS:
         cells = [errors.get(f"{statistic}_{metric}_ms") for statistic in STATISTICS]
         if any(cells):
             for row, form in (("measured", "{:,.4g}"), ("predicted", "{:,.4g}"), ("error", "{:+.1%}")):
                 label = metric if row == "measured" else ""
                 texts = (_cell(cell[row], form) if cell else "-" for cell in cells)
-                lines.append(f"{label:8}{row:10}" + "".join(f"{text:>13}" for text in texts))
+                lines.append(f"{label:6}{row:10}" + "".join(f"{text:>12}" for text in texts))
     for name, row in errors.items():
         if "throughput" in name:
             lines.append(
@@ -31,7 +31,7 @@ def validation_lines(document: dict[str, Any]) -> list[str]:
     if document["points_to"]:
         lines.append(f"residual points to: {document['points_to']}")
     lines += [f"note: {note}" for note in document["notes"]]
-    return [wrapped for line in lines for wrapped in (textwrap.wrap(line, WIDTH) if len(line) > WIDTH else [line])]
+    return [wrapped for line in lines for wrapped in (textwrap.wrap(line, width()) if len(line) > width() else [line])]
 
 
 def _cell(value: float, form: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from infersim.explain.attribution import NAMES, PHASES
 from infersim.explain.techniques import NEITHER
 
-from .terminal import WIDTH
+from .terminal import width
 
 SHOWN = (
     "request_throughput",
@@ -114,7 +114,7 @@ def _of_which(terms: list[dict[str, Any]], least: float) -> list[str]:
 
 
 def _print_text(label: str, text: str) -> None:
-    for i, line in enumerate(textwrap.wrap(text, WIDTH - 13, break_on_hyphens=False)):
+    for i, line in enumerate(textwrap.wrap(text, width() - 13, break_on_hyphens=False)):
         print(f"  {label if i == 0 else '':11}{line}")
 
 

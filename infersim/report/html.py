@@ -7,6 +7,8 @@ from typing import Any
 from infersim import __version__
 from infersim.files import replace_text
 
+from .parts import COLOURS
+
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SECTION = {"text": "", "cards": [], "charts": [], "tables": [], "folded": [], "blocks": [], "notes": []}
 CHART = {"note": "", "table": None}
@@ -37,5 +39,10 @@ def render_page(page: Page) -> str:
         section["charts"] = [CHART | each | {"svg": markupsafe.Markup(each["svg"])} for each in section["charts"]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        title=page.title, verdict=page.verdict, good=page.good, sections=sections, version=__version__
+        title=page.title,
+        verdict=page.verdict,
+        good=page.good,
+        sections=sections,
+        version=__version__,
+        colours=COLOURS,
     )

@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from .terminal import LABEL, WIDTH
+from .terminal import LABEL, width
 
 
 def print_plan(document: dict[str, Any]) -> None:
@@ -57,6 +57,14 @@ def describe(deployment: dict[str, Any]) -> str:
     return f"{deployment['model']} on {gpus}: {', '.join(parts)}"
 
 
+def shape_of(deployment: dict[str, Any]) -> str:
+    """Its shape in a picture: replicas, tensor, pipeline and data parallelism, weights: "2 x tp4 fp8"."""
+    sizes = (("tp", "tensor"), ("pp", "pipeline"), ("dp", "attention_data"))
+    parts = [f"{short}{n}" for short, key in sizes if (n := deployment["parallelism"][key]) > 1]
+    copies = f"{deployment['replicas']} x " if deployment["replicas"] > 1 else ""
+    return f"{copies}{' '.join([*(parts or ['1 GPU']), deployment['precision']['weights']])}"
+
+
 def _answer(answer: dict[str, Any]) -> None:
     headroom = f" ({answer['headroom']:+.0%})" if answer["headroom"] else ""
     _field("rate", f"{answer['rate']:.4g} requests/s; holds the SLO up to {answer['largest_rate']:.4g}{headroom}")
@@ -101,5 +109,5 @@ def _range(pair: list[float]) -> str:
 
 
 def _field(label: str, text: str) -> None:
-    for i, line in enumerate(textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False)):
+    for i, line in enumerate(textwrap.wrap(text, width() - LABEL, break_on_hyphens=False)):
         print(f"{label if i == 0 else '':{LABEL}}{line}")

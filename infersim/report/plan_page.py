@@ -1,18 +1,19 @@
 """The report of a plan: the answer and its rivals, the search, then the sections of a run of the best."""
 
-import shlex
 from typing import Any
 
 from infersim.config.scenario import Scenario
 
 from .html import Page
-from .parts import card, shown, span, table
-from .plan import describe, equals_text, margin_text
+from .parts import card, reproduce, shown, span, table
+from .plan import describe, equals_text, margin_text, shape_of
 from .sections import inputs, latency, load, memory, over_time, prices_apart, provenance, resources, what_if
 from .svg import Mark, Series, chart
 
 Briefed = dict[str, tuple[Scenario, dict[str, Any]]]
 """`best` and `runner-up`: scenario and planning.briefing's"""
+Trial = tuple[str, dict[str, Any]]
+"""a deployment that was simulated, in words, and what came out at one rate"""
 HEADS = {
     "cost": "The cheapest",
     "gpus": "The fewest GPUs",
@@ -25,8 +26,7 @@ def plan_page(document: dict[str, Any], briefed: Briefed, command: list[str]) ->
     """document: planning.search's; command: the words that reproduce it."""
     named = {name: briefing for name, (_, briefing) in briefed.items()}
     if not document["feasible"]:
-        blocks = [{"title": "Reproduce", "text": shlex.join(command), "folded": False}]
-        last = {"id": "inputs", "title": "Inputs and commands", "blocks": blocks, "notes": document["assumed"]}
+        last = reproduce(command) | {"notes": document["assumed"]}
         text = {"id": "answer", "title": "Answer", "text": f"Nothing can: {document['binding']['text']}."}
         found = [text | {"tables": [_slo(document)]}, _candidates(document), _search(document), last]
         return Page("No deployment holds the SLO", document["binding"]["text"], False, found)
@@ -117,26 +117,29 @@ def _rivals(document: dict[str, Any]) -> dict[str, Any]:
 
 def _candidates(document: dict[str, Any]) -> dict[str, Any]:
     """Everything that was simulated: what it costs and how near it comes, and throughput against speed for a user."""
-    trials = [
-        (describe(each["deployment"] | {"replicas": rate["replicas"], "gpus": rate["gpus"]}), rate)
-        for each in document["simulated_candidates"]
-        for rate in each["rates"]
-    ]
+    trials: list[Trial] = []
+    for each in document["simulated_candidates"]:
+        for rate in each["rates"]:
+            deployment = each["deployment"] | {"replicas": rate["replicas"], "gpus": rate["gpus"]}
+            about = {"hardware": deployment["hardware"], "shape": shape_of(deployment)}
+            trials.append((describe(deployment), rate | about))
     if not trials:
         return {}
-    groups = {
-        "holds": [t for t in trials if t[1]["state"] == "met"],
-        "misses": [t for t in trials if t[1]["state"] != "met"],
-    }
-    groups = {name: group for name, group in groups.items() if group}
+    devices = list(dict.fromkeys(t["hardware"] for _, t in trials))
+    groups: dict[tuple[str, bool], list[Trial]] = {}
+    for words, trial in sorted(trials, key=lambda t: (devices.index(t[1]["hardware"]), t[1]["state"] != "met")):
+        groups.setdefault((trial["hardware"], trial["state"] == "met"), []).append((words, trial))
 
     def points(x: Any, y: str) -> list[Series]:
+        """A colour for each device; what misses the SLO is hollow."""
         return [
-            Series(name, [x(t) for _, t in group], [t[y] for _, t in group], True,
-                   [f"{words}, {t['rate']:.4g} requests/s" for words, t in group])
-            for name, group in groups.items()
+            Series(f"{device}{'' if holds else ', misses'}", [x(t) for _, t in group], [t[y] for _, t in group], True,
+                   [f"{words}, {t['rate']:.4g} requests/s" for words, t in group], kind=devices.index(device),
+                   hollow=not holds, names=[t["shape"] for _, t in group] if holds else ())
+            for (device, holds), group in groups.items()
         ]  # fmt: skip
 
+    holding = sum(t["state"] == "met" for _, t in trials)
     priced = all(t["usd_per_hour"] for _, t in trials)
     x, unit = (lambda t: sum(t["usd_per_hour"]) / 2, "USD/h") if priced else (lambda t: t["gpus"], "GPUs")
     charts = [
@@ -145,7 +148,7 @@ def _candidates(document: dict[str, Any]) -> dict[str, Any]:
             "note": "the tightest limit: mean over what is allowed; below the line it holds",
             "svg": chart(
                 "The tightest limit against the cost",
-                f"{len(groups.get('holds', []))} of {len(trials)} trials hold the SLO.",
+                f"{holding} of {len(trials)} trials hold the SLO.",
                 points(x, "tightest"),
                 unit,
                 "mean / limit",

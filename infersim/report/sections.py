@@ -1,14 +1,13 @@
 """The sections of reports: what each shows of one or several runs, as cards, charts, tables, notes, blocks of text."""
 
 import json
-import shlex
 from typing import Any
 
 from infersim.config.scenario import Scenario
 
 from .export import join, vllm_bench_command, vllm_serve
 from .html import Page
-from .parts import card, shown, span, table
+from .parts import card, reproduce, shown, span, table
 from .svg import Mark, Series, bar, chart
 from .terminal import state, title
 
@@ -205,7 +204,7 @@ def load(named: Named) -> dict[str, Any]:
         known = [p for p in points if p["tokens_per_user"]]
         labels = [f"{p[axis]:.4g} {AXES[axis]}: {p['state']}" for p in known]
         x, y = ([p[column] for p in known] for column in ("tokens_per_user", "tokens_per_gpu"))
-        users.append(Series(name or "load", x, y, True, labels, joined=True))
+        users.append(Series(name or "load", x, y, True, labels, joined=True, names=[f"{p[axis]:.3g}" for p in known]))
     picture = chart(
         "Output tokens per second and GPU against tokens per second of one user",
         "Lighter loads are faster for a user and make less of the GPUs.",
@@ -213,7 +212,8 @@ def load(named: Named) -> dict[str, Any]:
         "tokens/s of one user",
         "output tokens/s per GPU",
     )
-    note = "up and to the right is better; each point another load"
+    axis = next(iter(runs.values()))["curve"]["axis"]
+    note = f"up and to the right is better; each point another load, in {AXES[axis]}"
     charts = [_against_throughput(runs, metric) for metric in ("ttft", "tpot")]
     charts.append({"title": "Throughput per GPU against speed for a user", "note": note, "svg": picture})
     most = next(iter(runs.values()))["most_requests"]
@@ -354,10 +354,10 @@ def _roofline(roof: dict[str, Any], name: str) -> dict[str, Any]:
         for dtype, peak in roof["peaks"].items()
     ]
     for phase in ("decode", "prefill"):
-        mine = [p for p in points if p["phase"] == phase]
+        mine = sorted((p for p in points if p["phase"] == phase), key=lambda p: -p["share"])
         labels = [f"{p['name']}, {phase}: {p['share']:.1%} of the step, bound by {p['bound']}" for p in mine]
         x, y = ([p[name] for p in mine] for name in ("intensity", "flops_per_s"))
-        lines.append(Series(phase, x, y, True, labels))
+        lines.append(Series(phase, x, y, True, labels, names=[p["name"] for p in mine]))
     about = "Operators by FLOP per byte and the FLOP per second that they reach, below the device's limits."
     rows = [
         [p["name"], p["phase"], p["intensity"], p["flops_per_s"] / 1e12, round(100 * p["share"], 1), p["bound"]]
@@ -427,7 +427,7 @@ def provenance(named: Named) -> dict[str, Any]:
 
 def inputs(named: Named, scenarios: dict[str, Scenario], command: list[str]) -> dict[str, Any]:
     """The commands that reproduce, start and measure it, and the inputs as resolved."""
-    blocks = [{"title": "Reproduce", "text": shlex.join(command), "folded": False}]
+    section = reproduce(command)
     for name, briefing in named.items():
         answer = briefing["answer"]
         texts = {
@@ -436,8 +436,8 @@ def inputs(named: Named, scenarios: dict[str, Scenario], command: list[str]) -> 
             "Scenario as resolved": json.dumps(answer["scenario"], indent=1, ensure_ascii=False),
             "Engine as resolved": json.dumps(answer["engine"], indent=1, ensure_ascii=False),
         }
-        blocks += [
+        section["blocks"] += [
             {"title": _of(what, name), "text": text, "folded": what.endswith("resolved")}
             for what, text in texts.items()
         ]
-    return {"id": "inputs", "title": "Inputs and commands", "blocks": blocks}
+    return section

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from .parts import DASHES, place
+
 WIDTH, HEIGHT = 440, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 30, 44
 KINDS = 6  # of colours, dashes and markers that the page's style has
-DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
 counter = itertools.count()
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points; with `points` only these, or with `joined` both; labels, if given, one per point."""
+    """A line through points; with `points` only these, or with `joined` both; labels, if given, one per point, for the
+    pointer."""
 
     name: str
     x: Sequence[float]
@@ -23,6 +25,11 @@ class Series:
     points: bool = False
     labels: Sequence[str] = ()
     joined: bool = False
+    names: Sequence[str] = ()
+    """of the points, written beside those where there is room, the first first"""
+    kind: int | None = None
+    """of its colour, if not that of its place"""
+    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,11 @@ def chart(
     parts = [_frame(x_axis, y_axis)]
     parts += [_mark(mark, x_axis, y_axis, row) for row, mark in enumerate(m for m in marks if m.vertical)]
     parts += [_mark(mark, x_axis, y_axis) for mark in marks if not mark.vertical]
-    parts += [_series(i % KINDS, s, x_axis, y_axis) for i, s in enumerate(series)]
+    kinds = [(i if s.kind is None else s.kind) % KINDS for i, s in enumerate(series)]
+    parts += [_series(kind, s, x_axis, y_axis) for kind, s in zip(kinds, series, strict=True)]
+    parts.append(_names(series, x_axis, y_axis))
     if len(series) > 1:
-        parts.append(_legend([(s.name, s.points) for s in series]))
+        parts.append(_legend(kinds, series))
     return _svg(title, about, "".join(parts), HEIGHT, 0 if len(series) > 1 else TOP - 8)
 
 
@@ -145,21 +154,39 @@ def _mark(mark: Mark, x_axis: Axis, y_axis: Axis, row: int = 0) -> str:
 
 
 def _series(kind: int, series: Series, x_axis: Axis, y_axis: Axis) -> str:
-    pairs = [
-        (x, y)
-        for x, y in zip(series.x, series.y, strict=True)
-        if x is not None and y is not None and (x > 0 or not x_axis.log) and (y > 0 or not y_axis.log)
-    ]
-    at = [(_x(x_axis, x), _y(y_axis, y)) for x, y in pairs]
+    numbered = _points(series, x_axis, y_axis)
+    at = [point for _, point in numbered]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
     line = f'<path class="line c{kind}" stroke-dasharray="{DASHES[kind]}" d="{path}"/>' if at else ""
     if not series.points:
         return line
     dots = [line] if series.joined else []
-    for i, (x, y) in enumerate(at):
+    for i, (x, y) in numbered:
         tip = f"<title>{escape(series.labels[i])}</title>" if series.labels else ""
-        dots.append(f'<path class="dot c{kind}" d="{_symbol(kind, x, y)}">{tip}</path>')
+        hollow = " hollow" if series.hollow else ""
+        dots.append(f'<path class="dot c{kind}{hollow}" d="{_symbol(kind, x, y)}">{tip}</path>')
     return "".join(dots)
+
+
+def _points(series: Series, x_axis: Axis, y_axis: Axis) -> list[tuple[int, tuple[float, float]]]:
+    """Number and place of the points that can be drawn."""
+    return [
+        (i, (_x(x_axis, x), _y(y_axis, y)))
+        for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
+        if x is not None and y is not None and (x > 0 or not x_axis.log) and (y > 0 or not y_axis.log)
+    ]
+
+
+def _names(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> str:
+    found = [(at, s.names[i]) for s in series if s.names for i, at in _points(s, x_axis, y_axis)]
+    others = [(at, "") for s in series if not s.names and s.points for _, at in _points(s, x_axis, y_axis)]
+    at, texts = zip(*found, *others, strict=True) if found else ((), ())
+    frame = (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+    return "".join(
+        f'<text class="note" x="{at[i][0] + dx:.1f}" y="{at[i][1] + dy + 9:.1f}">{escape(texts[i])}</text>'
+        for i, dx, dy in place(at, texts, frame, size=6.0, height=12.0)
+        if texts[i]
+    )
 
 
 def _symbol(kind: int, x: float, y: float) -> str:
@@ -173,15 +200,15 @@ def _symbol(kind: int, x: float, y: float) -> str:
     return f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"
 
 
-def _legend(names: Sequence[tuple[str, bool]]) -> str:
+def _legend(kinds: Sequence[int], series: Sequence[Series]) -> str:
     parts, x, y = [], float(LEFT), 14.0
-    for i, (name, points) in enumerate(names):
-        kind, width = i % KINDS, 30 + 6.6 * len(name)
+    for kind, each in zip(kinds, series, strict=True):
+        name, width, hollow = each.name, 30 + 6.6 * len(each.name), " hollow" if each.hollow else ""
         if x + width > WIDTH and x > LEFT:
             x, y = float(LEFT), y + 14
         shape = (
-            f'<path class="dot c{kind}" d="{_symbol(kind, x + 9, y - 4)}"/>'
-            if points
+            f'<path class="dot c{kind}{hollow}" d="{_symbol(kind, x + 9, y - 4)}"/>'
+            if each.points
             else f'<path class="line c{kind}" stroke-dasharray="{DASHES[kind]}" d="M{x:.1f} {y - 4:.1f}h18"/>'
         )
         parts.append(f'{shape}<text class="tick" x="{x + 23:.1f}" y="{y:.1f}">{escape(name)}</text>')

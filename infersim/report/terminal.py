@@ -1,23 +1,29 @@
-"""The answer of a run on one screen: at most 40 lines of at most 100 columns, plain, or coloured for a terminal."""
+"""The answer of a run: lines as wide as the terminal, plain, or coloured for it."""
 
 import os
+import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from typing import IO, Any
 
 from infersim.metrics.verdict import per_second
 
-WIDTH = 100
+NARROWEST, USUAL, WIDEST = 76, 100, 120
 LABEL = 11
 GIB = 2**30
-MAX_LINES = 40
 MAX_MODELS = 6
 STYLES = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m"}
 RESET = "\x1b[0m"
 
 Line = tuple[str, str]
 """a style (a key of STYLES, or none) and a text"""
+
+
+def width() -> int:
+    """Columns of a line: the terminal's, or COLUMNS, within what can be read; USUAL for a file."""
+    return min(max(shutil.get_terminal_size((USUAL, 24)).columns, NARROWEST), WIDEST)
 
 
 def print_report(document: dict[str, Any], files: list[str], stream: IO[str] | None = None) -> None:
@@ -35,28 +41,35 @@ def render(document: dict[str, Any], files: list[str]) -> list[Line]:
     lines += [*_cluster(document["replicas"], document["route"]), *_tenants(document["tenants"])]
     lines += [*_models(document["models"]), blank]
     lines += [*_memory(document["memory"], document["engine"]), blank]
-    last = _field("written", files)
-    assumed = _field("assumed", document["assumed"])
-    room = MAX_LINES - len(lines) - len(last)
-    if len(assumed) > room:
-        assumed = [*assumed[: room - 1], *_field("", [f"... and {len(assumed) - room + 1} lines more with --json"])]
-    return lines + assumed + last
+    return [*lines, *field("assumed", document["assumed"]), *field("written", files)]
 
 
 def title(document: dict) -> str:
     """What was run, in one line."""
     scenario = document["scenario"]
-    replicas = scenario["cluster"]["replicas"]
-    copies = f" x {replicas} replicas" if replicas > 1 else ""
-    if scaler := scenario["cluster"].get("autoscaler"):
-        copies = f" x {scaler['min']} to {scaler['max']} replicas"
     model = scenario["model"].rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     groups = [scenario, *(scenario["cluster"].get("kinds") or ())]
     adapters = {name for group in groups for name in (group.get("lora") or {}).get("adapters", ())}
     if len(models := (document["models"] or {}).keys() - adapters) > 1:
         model = f"{len(models)} models"
-    gpus = f"{_gpus(scenario['parallelism'])} {scenario['hardware']['name']}{copies}"
-    return f"{model} on {gpus}, {document['engine']['preset']}, {_load(scenario['workload'])}"
+    return f"{model} on {_devices(document)}, {document['engine']['preset']}, {_load(scenario['workload'])}"
+
+
+ROLES = {"serve": "", "prefill": " for prefill", "decode": " for decode", "encode": " to encode"}
+
+
+def _devices(document: dict) -> str:
+    """Every kind of replica: its GPUs, and how many there are."""
+    cluster, rows = document["scenario"]["cluster"], document["replicas"]
+    if scaler := cluster.get("autoscaler"):
+        return f"{rows[0]['gpus']} {rows[0]['hardware']} x {scaler['min']} to {scaler['max']} replicas"
+    counts = Counter((row["role"], row["gpus"], row["hardware"]) for row in rows)
+    parts = []
+    for (role, gpus, name), n in counts.items():
+        pool = cluster.get(role) or {}
+        most = f"{pool['autoscaler']['min']} to {n}" if pool.get("autoscaler") else f"{n}"
+        parts.append(f"{gpus} {name}{f' x {most} replicas' if n > 1 else ''}{ROLES[role]}")
+    return " and ".join(parts)
 
 
 SLO = {True: "met", False: "missed", None: "held in this run, too short to tell whether it stays so"}
@@ -73,15 +86,15 @@ def state(document: dict) -> str:
 def _head(document: dict) -> list[Line]:
     counts, verdict = document["counts"], document["verdict"]
     mood = {"STABLE": "good", "TOO SHORT TO TELL": ""}.get(state(document), "bad")
-    lines = [("head", title(document)[:WIDTH])]
-    lines += [(mood, line) for line in textwrap.wrap(f"{state(document)}: {verdict['reason']}", WIDTH)]
+    lines = [("head", line) for line in wrapped(title(document), width())]
+    lines += [(mood, line) for line in wrapped(f"{state(document)}: {verdict['reason']}", width())]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
     parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
     parts += [f"{counts[key]:,} {key}" for key in ("preemptions", "retries") if counts[key]]
-    lines += _field("requests", [", ".join(parts)])
+    lines += field("requests", [", ".join(parts)])
     if slo := document["slo"]:
         texts = [f"{x['name']} {_number(x['value'])} {'<=' if x['met'] else '>'} {x['limit']:g}" for x in slo["limits"]]
-        lines += _field("slo", [f"{SLO[slo['met']]}: {', '.join(texts) or verdict['state']}"])
+        lines += field("slo", [f"{SLO[slo['met']]}: {', '.join(texts) or verdict['state']}"])
         if slo["met"] is False:
             lines[-1] = ("bad", lines[-1][1])
     return lines
@@ -101,10 +114,6 @@ def _load(workload: dict) -> str:
     return workload["trace"].rstrip("/").rsplit("/", 1)[-1][:40]
 
 
-def _gpus(parallelism: dict) -> int:
-    return parallelism["tensor"] * parallelism["pipeline"] * parallelism["attention_data"]
-
-
 def _metrics(document: dict) -> list[Line]:
     metrics, confidence = document["metrics"], document["confidence"]
     rates = [
@@ -114,7 +123,7 @@ def _metrics(document: dict) -> list[Line]:
     ]
     if metrics["request_goodput"] is not None:
         rates.append(f"goodput {_number(metrics['request_goodput'])} requests/s")
-    lines = _field("throughput", [f"{', '.join(rates)} over {_number(metrics['duration_s'])} s"])
+    lines = field("throughput", [f"{', '.join(rates)} over {_number(metrics['duration_s'])} s"])
     columns = ("mean", "median", "p90", "p95", "p99")
     header = "".join(f"{column:>13}" for column in columns)
     lines.append(("head", f"{'ms':{LABEL}}{header}"))
@@ -128,19 +137,19 @@ def _metrics(document: dict) -> list[Line]:
 
 
 def _why(explain: dict) -> list[Line]:
-    lines = _field("binding", [explain["binding"]])
+    lines = field("binding", [explain["binding"]])
     if explain["ceiling"]:
-        lines += _field("ceiling", [explain["ceiling"]])
+        lines += field("ceiling", [explain["ceiling"]])
     if explain["busy_s"]:
         ranked = sorted(explain["time_by_resource"].items(), key=lambda item: -item[1])
         shares = [f"{name} {t / explain['busy_s']:.1%}" for name, t in ranked if t > 0.0005 * explain["busy_s"]]
         busy = f"busy {_percent(explain['busy_share'])} of the time, {explain['num_steps']:,} steps"
-        lines += _field("time", [f"{busy}: {', '.join(shares)}"])
+        lines += field("time", [f"{busy}: {', '.join(shares)}"])
     floors = [
         f"{name} {_number(explain[f'floor_{name}_ms'])} ms, {_percent(explain[f'floor_share_{name}'])} of the mean"
         for name in ("itl", "ttft")
     ]
-    lines += _field("floors", ["; ".join(floors)])
+    lines += field("floors", ["; ".join(floors)])
     batch = (
         f"{_number(explain['mean_running'])} running (peak {explain['peak_running']:,}),"
         f" {_number(explain['mean_waiting'])} waiting ({_number(explain['mean_queue_ms'])} ms each);"
@@ -148,7 +157,7 @@ def _why(explain: dict) -> list[Line]:
     )
     if explain["prefix_cache_token_hit_rate"]:
         batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
-    lines += _field("batch", [batch])
+    lines += field("batch", [batch])
     if group := explain["sequences"]:
         counted = "output tokens are the best one's" if group["kind"] == "beams" else "each is a request"
         text = (
@@ -156,18 +165,18 @@ def _why(explain: dict) -> list[Line]:
             f" {group['decoded_tokens']:,} tokens were decoded; sharing saves"
             f" {_percent(explain['kv_blocks_saved'])} of their KV blocks, {group['copied_blocks']:,} copied on write"
         )
-        lines += _field(group["kind"], [text])
+        lines += field(group["kind"], [text])
     if tiers := explain["kv_offloading"]:
         found = ", ".join(f"{tiers[f'{name.lower()}_hit_rate']:.1%} {name}" for name in ("GPU", "CPU", "disk"))
-        lines += _field("cached", [f"prompt tokens by tier: {found}; loading took {_number(tiers['load_s'])} s"])
+        lines += field("cached", [f"prompt tokens by tier: {found}; loading took {_number(tiers['load_s'])} s"])
     if spec := explain["speculation"]:
         text = (
             f"{spec['method']}: {_number(spec['mean_acceptance_length'])} tokens per step and sequence,"
             f" {_percent(spec['acceptance_rate'])} of {spec['num_drafts']:,} drafts accepted"
         )
-        lines += _field("drafts", [text])
+        lines += field("drafts", [text])
     if (explain["mean_client_queue_ms"] or 0) > 0.1:
-        lines += _field("client", [f"requests wait {_number(explain['mean_client_queue_ms'])} ms before they are sent"])
+        lines += field("client", [f"requests wait {_number(explain['mean_client_queue_ms'])} ms before they are sent"])
     return lines
 
 
@@ -183,23 +192,23 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
         f"{route['policy']}: {span('requests', '{:,}'.format)} requests each, busy {span('busy_share', _percent)},"
         f" KV {span('mean_kv_usage', _percent)} used (peak {span('peak_kv_usage', _percent)})"
     )
-    lines = _field("replicas", [shares]) if len(replicas) > 1 else []
+    lines = field("replicas", [shares]) if len(replicas) > 1 else []
     if "images" in route:
         text = (
             f"{route['images']:,} images, {_number(route['embedding_bytes'] / 1e9)} GB:"
             f" {_number(route['mean_encode_ms'])} ms until they had been encoded and had come over the link"
         )
-        lines += _field("encode", [text])
+        lines += field("encode", [text])
     if "handed_over" in route:
         text = (
             f"{route['handed_over']:,} prompts, {_number(route['transfer_bytes'] / 1e9)} GB:"
             f" {_number(route['mean_wait_for_room_ms'])} ms until there was room,"
             f" {_number(route['mean_transfer_ms'])} ms on the way (link busy {_percent(route['link_busy_share'])})"
         )
-        lines += _field("hand-over", [text])
+        lines += field("hand-over", [text])
     if "adapter_loads" in route:
         text = f"{route['adapter_loads']:,} loads for {route['adapter_requests']:,} requests,"
-        lines += _field("adapters", [f"{text} which waited {_number(route['mean_adapter_wait_ms'])} ms for a slot"])
+        lines += field("adapters", [f"{text} which waited {_number(route['mean_adapter_wait_ms'])} ms for a slot"])
     if scalers := route.get("autoscalers"):
         usd = f", {' to '.join(f'{x:.2f}' for x in route['usd'])} USD" if route["usd"] else ""
         parts = [
@@ -207,7 +216,7 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
             f" {_number(scaler['startup_s'])} s, {scaler['stops']} stops, at most {scaler['peak_replicas']} at once"
             for scaler in scalers
         ]
-        lines += _field("scaling", [f"{'; '.join(parts)}; {route['gpu_seconds'] / 3600:.3g} GPU hours{usd}"])
+        lines += field("scaling", [f"{'; '.join(parts)}; {route['gpu_seconds'] / 3600:.3g} GPU hours{usd}"])
     return lines
 
 
@@ -221,7 +230,7 @@ def _models(models: dict | None) -> list[Line]:
         for name, row in ranked[:MAX_MODELS]
     ]
     more = f", and {len(ranked) - MAX_MODELS} more" if len(ranked) > MAX_MODELS else ""
-    return _field("models", [f"requests, mean / p99 ttft in ms: {', '.join(parts)}{more}"])
+    return field("models", [f"requests, mean / p99 ttft in ms: {', '.join(parts)}{more}"])
 
 
 def _tenants(tenants: dict | None) -> list[Line]:
@@ -233,7 +242,7 @@ def _tenants(tenants: dict | None) -> list[Line]:
         for name, row in tenants["by_name"].items()
     ]
     jain = _number(tenants["jain_index"])
-    return _field("tenants", [f"mean / p99 ttft in ms: {', '.join(parts)}; Jain's index of their tokens/s {jain}"])
+    return field("tenants", [f"mean / p99 ttft in ms: {', '.join(parts)}; Jain's index of their tokens/s {jain}"])
 
 
 def _memory(memory: dict, engine: dict) -> list[Line]:
@@ -255,14 +264,19 @@ def _memory(memory: dict, engine: dict) -> list[Line]:
         f" {memory['kv_bytes_per_token']:,.0f} B: {_number(memory['max_concurrency'])} sequences of"
         f" {engine['max_model_len']:,} tokens"
     )
-    return _field("memory", [f"{total}: {', '.join(parts)}", blocks])
+    return field("memory", [f"{total}: {', '.join(parts)}", blocks])
 
 
-def _field(label: str, texts: list[str]) -> list[Line]:
-    """Texts behind a label, wrapped and indented."""
+def wrapped(text: str, room: int) -> list[str]:
+    """The text in lines; only a word that is longer than a line is cut."""
+    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+
+
+def field(label: str, texts: list[str]) -> list[Line]:
+    """Texts behind a label, wrapped and indented; paths stay whole."""
     lines = []
     for text in texts:
-        lines += textwrap.wrap(text, WIDTH - LABEL, break_long_words=False, break_on_hyphens=False) or [""]
+        lines += textwrap.wrap(text, width() - LABEL, break_long_words=False, break_on_hyphens=False) or [""]
     return [("", f"{label if i == 0 else '':{LABEL}}{line}") for i, line in enumerate(lines)]
 
 
