@@ -2,11 +2,17 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
+from infersim.config.early_exit import EarlyExit
 from infersim.config.engine import Engine
+from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
+from infersim.config.lora import Lora
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
+from infersim.config.presets import packaged_presets
 from infersim.config.speculation import Acceptance, Speculation
 from infersim.cost.batch import Part, batch_time, draft_time, drafting_time, step_split, step_time
 from infersim.deployment import deploy
@@ -36,11 +42,14 @@ CASES = {  # model, device, parallelism, speculation
 }
 
 
-def spec_of(model: str, device: str, parallelism: dict, speculation: Speculation | None) -> ReplicaSpec:
+def spec_of(model: str, device: str, parallelism: dict, speculation: Speculation | None, **more) -> ReplicaSpec:
     """A replica whose host takes no time and that makes one step after the other, so that a step is what it costs."""
-    engine = Engine(max_num_seqs=16, max_num_batched_tokens=512, max_model_len=6000)
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 6000}
+    engine = Engine(**sizes | more.pop("engine", {}))
     split = Parallelism.validate(parallelism, "test")
-    replica = deploy(model, load_hardware(device), Precision(), split, engine, speculation).replica()
+    replica = deploy(
+        model, load_hardware(device), more.pop("precision", Precision()), split, engine, speculation, **more
+    ).replica()
     knobs = replica.knobs.copy()
     for name in HOST_TIMES:
         knobs[name] = 0.0
@@ -92,6 +101,51 @@ def test_closed_forms_price_what_the_engine_prices(case):
         assert by_resource == pytest.approx(want * replica.cost.issue_share, rel=1e-9, abs=1e-15)
         kinds.add((any(p.tokens > 1 and not p.drafts for p in batch), any(p.tokens == 1 or p.drafts for p in batch)))
     assert kinds == {(True, False), (True, True), (False, True)}, "chunks alone, beside decodes, and decodes alone"
+
+
+@st.composite
+def deployments(draw) -> dict:
+    """What spec_of wants, of one rank: every preset, precision, device, parallelism; drafts, exits or adapters."""
+    preset = draw(st.sampled_from(sorted(packaged_presets())))
+    case = {
+        "model": draw(st.sampled_from(["Llama-3.1-8B", "Gemma-2-9B", "Qwen3-30B-A3B", "Gemma-3-4B"])),
+        "device": draw(st.sampled_from(["h100-sxm", "a100-sxm-80gb", "l40s", "rtx-pro-6000"])),
+        "parallelism": draw(st.sampled_from([{}, {"tensor": 2}, {"pipeline": 2}])),
+        "speculation": draw(st.sampled_from([None, EAGLE])),
+        "precision": Precision(kv_cache=draw(st.sampled_from(["auto", "fp8"]))),
+        "engine": {
+            "preset": preset,
+            "enable_prefix_caching": False,
+            "max_model_len": 560,
+            "max_num_batched_tokens": 560,
+        },
+    }
+    exits = EarlyExit(exit_layers=[8, 16], shares=[0.2, 0.3])
+    more = [{}, {"early_exit": exits}, {"lora": Lora(adapters={"one": 16})}]
+    return case | draw(st.sampled_from(more))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(deployments(), st.integers(0, 2**32), st.sampled_from([1.0, 1.7]))
+def test_the_engine_spends_what_the_law_says_by_resource(case, seed, slow):
+    """Every step of random deployments, whole or slow, against the plain functions on the same batch."""
+    try:
+        replica = spec_of(**case)
+    except InputError:
+        assume(False)
+    random = np.random.default_rng(seed)
+    prompts, outputs = random.integers(2, 500, 20), random.integers(2, 30, 20)
+    accepted = acceptance_table(EAGLE) if case["speculation"] else None
+    fleet = Fleet([replica], acceptance=accepted, seed=seed)
+    fleet.submit(0, np.zeros(len(prompts)), prompts, outputs, outputs)
+    fleet.slow_down(0, slow)
+    for batch, seconds, by_resource in steps_of(fleet, prompts):
+        want = step_split(replica.cost, batch) * slow
+        if replica.draft is not None:
+            want[DRAFT] += drafting_time(replica.draft, replica.cost, batch, 3) * slow
+        assert seconds == pytest.approx(want.sum(), rel=1e-9)
+        assert by_resource == pytest.approx(want * replica.cost.issue_share, rel=1e-9, abs=1e-15)
+    assert (fleet.requests["num_output_tokens"] == outputs).all()
 
 
 @pytest.mark.parametrize("case", ["corrected", "windows, drafts"])

@@ -1,78 +1,137 @@
 """What is explained is what ran: explanation reads the result's deployments, whatever the scenario and its spelling."""
 
 import copy
+import math
+from importlib import import_module
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from infersim.config.errors import InputError
+from infersim.config.presets import packaged_presets
 from infersim.config.scenario import build_scenario
 from infersim.cost.operator import evaluate
-from infersim.engine.compiled.state import HOST, RESOURCES
+from infersim.engine.compiled.state import DRAFT, HOST, RESOURCES
 from infersim.explain.attribution import latency_terms, throughput_terms, total
 from infersim.explain.cost import cost_of
+from infersim.explain.summary import summarize
 from infersim.explain.work import KINDS, RunWork
 from infersim.metrics.latency import measure
 from infersim.planning.compare import compare
 from infersim.run import run
 
-PRESETS = (
-    "vllm-0.11", "vllm-0.15", "vllm-0.19", "vllm-0.33", "vllm-0", "static", "orca", "sarathi", "sglang-0.5",
-    "trtllm-1.0-no-evict", "trtllm-1.0-max-utilization",
-)  # fmt: skip
+RUN = import_module("infersim.run")  # the package has a function of that name
 LOADS = {"request_rate": 20, "num_requests": 60, "input_tokens": 300, "output_tokens": 20}
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"conditional": [0.7, 0.6, 0.5]}}
-SLOW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+PHASES = [Phase.explicit, Phase.generate]  # to shrink a scenario takes minutes
+SLOW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+
+
+OWN = {
+    "hardware": ["h200-sxm", "l40s"],
+    "parallelism": [{"tensor": 4}, {"pipeline": 2}],
+    "precision": [{"weights": "fp8"}, {"kv_cache": "fp8"}],
+    "engine": [{"preset": name, "max_model_len": 2048} for name in sorted(packaged_presets())],
+}
 
 
 @st.composite
 def descriptions(draw) -> dict:
-    """Scenarios over presets, devices, parallelism, pools with parts of their own, speculation, early exit, LoRA."""
-    preset = draw(st.sampled_from(PRESETS))
+    """Scenarios over presets, devices, ranks, pipelines, pools and kinds with everything of their own, speculation,
+    early exit, LoRA, failures."""
     data = {
         "model": draw(st.sampled_from(["Llama-3.1-8B", "Qwen3-30B-A3B", "Mistral-7B-v0.1"])),
         "hardware": draw(st.sampled_from(["h100-sxm", "a100-sxm-80gb", "l40s"])),
         "parallelism": draw(st.sampled_from([{}, {"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "attention_data": 2}])),
-        "engine": {"preset": preset, "max_model_len": 2048},
+        "engine": {"preset": draw(st.sampled_from(sorted(packaged_presets()))), "max_model_len": 2048},
         "workload": LOADS | {"request_rate": draw(st.sampled_from([5, 50]))},
     }
-    feature = draw(st.sampled_from(["", "speculation", "early_exit", "lora", "pools", "kinds"]))
-    if feature == "speculation":
+    steps = draw(st.sampled_from(["", "", "speculation", "early_exit"]))
+    if steps == "speculation":
         data["speculation"] = EAGLE
-    if feature == "early_exit":
-        data["early_exit"] = {"exits": {8: 0.2, 16: 0.3}}
-    if feature == "lora":
+    if steps == "early_exit":
+        data["early_exit"] = {"exit_layers": [8, 16], "shares": [0.2, 0.3]}
+    if draw(st.integers(0, 3)) == 0:
         data["lora"] = {"adapters": {"one": 16}, "max_loras": 1}
-    own = [{"hardware": "h200-sxm"}, {"parallelism": {"tensor": 4}}, {"precision": {"weights": "fp8"}}, {}]
-    if feature == "pools":
-        pools = {name: {"replicas": 1, **draw(st.sampled_from(own))} for name in ("prefill", "decode")}
-        data["cluster"] = pools | {"transfer": {"bandwidth": "50 GB/s"}}
-    if feature == "kinds":
-        data["cluster"] = {"kinds": [{"replicas": 1, **draw(st.sampled_from(own))} for _ in range(2)]}
+    ranks = data["parallelism"].get("attention_data", 1)
+    groups = [
+        {"replicas": draw(st.integers(1, 2))}
+        | {part: draw(st.sampled_from(OWN[part])) for part in draw(st.sets(st.sampled_from(sorted(OWN))))}
+        for _ in range(2)
+    ]
+    for group in groups:
+        if "parallelism" in group:
+            group["parallelism"] = group["parallelism"] | {"attention_data": ranks}
+    cluster = draw(st.sampled_from(["one", "pools", "kinds"]))
+    data["cluster"] = {
+        "one": {"replicas": 2},
+        "kinds": {"kinds": groups},
+        "pools": {"prefill": groups[0], "decode": groups[1], "transfer": {"bandwidth": "50 GB/s"}},
+    }[cluster]
+    failures = [{"kind": "slow", "at": "0.3 s", "duration": "1 s", "factor": 1.7}, {"kind": "crash", "at": "0.5 s"}]
+    if draw(st.booleans()):
+        data["cluster"]["failures"] = draw(st.lists(st.sampled_from(failures), min_size=1, max_size=2, unique_by=id))
     return data
 
 
+def fleet_and_result(data):
+    """What the engine has in the end, and the result; None where the scenario cannot run."""
+    scenario, fleets, result_of = build_scenario(copy.deepcopy(data), "test"), [], RUN.result_of
+    with mock.patch.object(RUN, "result_of", lambda *args: fleets.append(args[3]) or result_of(*args)):
+        try:
+            return run(scenario)[0], fleets[0]
+        except InputError:
+            return None, None
+
+
 def results_of(data):
-    try:
-        return run(build_scenario(copy.deepcopy(data), "test"))[0]
-    except InputError:
-        return None
+    return fleet_and_result(data)[0]
+
+
+def spent(fleet, ran) -> np.ndarray:
+    """f8[9]: seconds by resource of a kind of replicas, added up from the steps that the engine counted and the tables
+    that the deployment says it had."""
+    seconds = fleet.replicas["time_by_resource"][ran.replicas].sum(axis=0)
+    cost, draft, share = ran.spec.cost, ran.spec.draft, ran.spec.cost.issue_share
+    assert (fleet.prices["issue_share"][ran.replicas] == share).all()
+    for name, table in (("linear", cost.linear), ("head", cost.head), ("shared", cost.shared)):
+        for first in np.unique(fleet.prices[name][ran.replicas]) if table is not None else ():
+            seconds += share * fleet.steps_priced[first : first + len(table)] @ table
+    for name, table in (("first", draft.first), ("once", draft.once), ("following", draft.following)) if draft else ():
+        for first in np.unique(fleet.prices[f"draft_{name}"][ran.replicas]):
+            seconds[DRAFT] += share * fleet.steps_priced[first : first + len(table)] @ table
+    return seconds
 
 
 @SLOW
 @given(descriptions())
 def test_explained_seconds_are_those_that_the_engine_spent(data):
     """By kind of replica and by resource; and the terms of latency and throughput add up to what was measured."""
-    result = results_of(data)
+    result, fleet = fleet_and_result(data)
     assume(result is not None and result.measured.any())
-    rows = result.replicas.rows
-    assert sum(ran.time_by_resource for ran in result.ran) == pytest.approx(result.time_by_resource, rel=1e-9)
+    rows, every = result.replicas.rows, np.zeros(len(RESOURCES))
     for ran in result.ran:
-        assert ran.time_by_resource.sum() == pytest.approx(rows["busy_time"][ran.replicas].sum(), rel=1e-9)
-    metrics = measure(result)
-    assert total(throughput_terms(result)) == pytest.approx(1 / metrics["output_throughput"], rel=1e-9)
+        seconds, busy = spent(fleet, ran), rows["busy_time"][ran.replicas].sum()
+        assert ran.time_by_resource == pytest.approx(seconds, rel=1e-9, abs=1e-9 * busy)
+        assert seconds.sum() == pytest.approx(busy, rel=1e-9)
+        assert (ran.time_by_resource >= 0).all()
+        every += seconds
+    close = {"rel": 1e-9, "abs": 1e-9 * every.sum()}
+    assert result.time_by_resource == pytest.approx(every, **close)
+    said = summarize([result])["explain"]["time_by_resource"]
+    assert [said[name] for name in RESOURCES] == pytest.approx(every, **close)
+    for work in RunWork(result).kinds:
+        stages = 1 / work.cost.issue_share
+        by_step = [t * work.num_steps / (1 if name == "host" else stages) for name, t in work.mean_step().items()]
+        assert by_step == pytest.approx(work.ran.time_by_resource, **close)
+    terms, metrics = throughput_terms(result), measure(result)
+    outputs = metrics["output_throughput"] * float(result.replicas.available.sum())
+    of_resources = [math.prod(terms[name].values()) * outputs for name in RESOURCES]
+    assert of_resources == pytest.approx(every, **close)
+    assert total(terms) == pytest.approx(1 / metrics["output_throughput"], rel=1e-9)
     done = result.requests[result.measured]
     if result.scenario.cluster.prefill is None:  # else what is on the way between pools is in no term
         sojourn = float((done["last_token"] - done["sent"]).mean())

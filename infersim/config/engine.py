@@ -1,6 +1,6 @@
 """The serving engine: a preset (presets.py) and what the user changes in it. Its knobs stand in engine/knobs.py."""
 
-from dataclasses import make_dataclass
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,7 +37,9 @@ else:
         preset=(Annotated[str, BeforeValidator(_preset)], "vllm-0.33"),
         **{knob.name: key_of(knob) for knob in KNOBS if knob.user},
     )
-    _fields = [("preset", str), *((knob.name, knob.type | None) for knob in KNOBS), ("origin", dict[str, str])]
+    _names = {"preset": str, "origin": dict[str, str]}  # two presets of one content are the same engine
+    _fields = [(name, kind, field(compare=False)) for name, kind in _names.items()]
+    _fields += [(knob.name, knob.type | None, field(compare=knob.name != "version")) for knob in KNOBS]
     _Values = make_dataclass("_Values", _fields, frozen=True)
 
 

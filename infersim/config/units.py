@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler
@@ -41,7 +42,7 @@ def parse_quantity(value: Any, unit: str) -> float:
     wrong = f"must be {kind} such as {example}"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{wrong} (got {short(value)})")
-    factor, number = 1.0, value
+    number: Any = value
     if isinstance(value, str):
         match = QUANTITY.fullmatch(value) if len(value) < 80 else None
         if not match:
@@ -52,9 +53,10 @@ def parse_quantity(value: Any, unit: str) -> float:
                 near = [s for s in spellings if s.lower() == given.lower()]
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ValueError(f"{wrong} (got {short(value)}, unit {given!r} is not one of these{hint})")
-            factor = spellings[given]
+            with localcontext(Context(traps=[])):  # in decimal, so that 1.1 ms and 1100 us are one number
+                number = Decimal(number) * Decimal(repr(spellings[given]))
     try:
-        result = float(number) * factor
+        result = float(number)
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):

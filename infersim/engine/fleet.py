@@ -260,7 +260,7 @@ class Fleet:
         """Busy seconds of all replicas by resource: f8[9], summing to their busy_time."""
         return self.steps_priced @ self.busy_by_resource + self.replicas["time_by_resource"].sum(axis=0)
 
-    def time_of(self, replicas: slice) -> np.ndarray:
+    def time_of(self, replicas: slice | np.ndarray) -> np.ndarray:
         """The same of some of the replicas, and in the tables' part of all that share their costs."""
         starts = np.append(np.unique(self.prices["linear"]), len(self.table))
         first = np.unique(self.prices["linear"][replicas])
@@ -484,7 +484,7 @@ class Fleet:
         mine = self.replicas[replica : replica + 1]
         cut = float(mine["device_free"][0]) - time
         if cut > 0:  # steps that were to go on no longer do
-            split = self.time_by_resource
+            split = self.time_of(self.prices["linear"] == self.prices["linear"][replica])  # those of its kind
             mine["busy_time"] -= cut
             mine["time_by_resource"] -= cut * split / split.sum()
         mine["in_flight"] = mine["blocked"] = 0

@@ -118,7 +118,7 @@ KNOBS: tuple[Knob, ...] = (
          technique=("constrained decoding", NEITHER, "host")),
     Knob("jump_forward_share", float,
          "share of the output that the grammar alone decides, computed like a prompt instead of decoded (SGLang's jump"
-         " forward; without async scheduling)", 0.0, unit="share", bounds={"lt": 1}, technique=JUMPS),
+         " forward; without async scheduling); 0: none", 0.0, bounds={"lt": 1}, technique=JUMPS),
     Knob("jump_forward_tokens", int, "tokens that it decides in a row; default: 4 (assumed)", 4, bounds={"le": 1024},
          needs="jump_forward_share", technique=JUMPS, source="assumed"),
     Knob("preemption_mode", str, "preempted requests are computed again, or copied over PCIe to the CPU's memory and"

@@ -1,7 +1,6 @@
 """Why one run is faster than another, in one sentence, and what would have to be true for the change to pay."""
 
 import math
-from typing import Any
 
 from .attribution import NAMES, PHASES, phase_of, row_of
 
@@ -84,59 +83,3 @@ def _break_even(gains: dict[str, float], losses: dict[str, float]) -> str:
         f"what it costs (mostly {top}) would have to fall to {gain / loss:.0%}, or what it gains (mostly {best}) to be"
         f" {loss / gain:.3g} times as much"
     )
-
-
-OWN_PARTS = ("model", "hardware", "parallelism", "precision", "engine", "lora")
-"""what a group of replicas may have of its own"""
-
-
-def spelled_out(resolved: dict[str, Any]) -> dict[str, Any]:
-    """A resolved scenario with each setting in one place, so that two spellings of one deployment are equal.
-
-    What all groups of replicas agree on stands in the scenario, what they do not in each; kinds that are alike are one.
-    """
-    cluster = dict(resolved["cluster"])
-    groups = [*(cluster.get("kinds") or ()), *(cluster[pool] for pool in ("decode", "prefill") if cluster.get(pool))]
-    if not groups:
-        return resolved
-    top = dict(resolved)
-    full = [{**group, **{part: group.get(part) or resolved.get(part) for part in OWN_PARTS}} for group in groups]
-    for part in OWN_PARTS:
-        alike = all(group[part] == full[0][part] for group in full)
-        top[part] = full[0][part] if alike else None
-        for group in full:
-            if alike:
-                del group[part]
-    if cluster.get("kinds"):
-        bare = [{key: value for key, value in group.items() if key != "replicas"} for group in full]
-        if bare[0].get("autoscaler") is None and all(group == bare[0] for group in bare) and "weight" in bare[0]:
-            full = []
-        del cluster["kinds"]
-        cluster |= {"kinds": full} if full else {}
-    else:
-        cluster["decode"], cluster["prefill"] = full
-    return {**top, "cluster": cluster}
-
-
-def changed_parts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> its two values, of the settings in which two resolved scenarios differ.
-
-    Model and hardware are one setting each; parallelism and simulation are left whole too, since their keys depend on
-    each other.
-    """
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in a.keys() | b.keys():
-        x, y = a.get(key), b.get(key)
-        if x == y or key in ("simulation", "slo"):
-            continue
-        if key in ("precision", "engine", "workload") and isinstance(x, dict) and isinstance(y, dict):
-            inner = {name for name in x.keys() | y.keys() if x.get(name) != y.get(name)}
-            if key == "precision" and "weights" in inner:
-                inner -= {"activations"}  # they follow the weights, and are exchanged with them
-            if key == "workload" and len(inner) > 1:
-                found[key] = (x, y)
-            else:
-                found |= {f"{key}.{name}": (x.get(name), y.get(name)) for name in inner}
-        else:
-            found[key] = (x, y)
-    return dict(sorted(found.items()))

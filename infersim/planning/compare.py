@@ -4,7 +4,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from infersim.explain.attribution import (
     total,
 )
 from infersim.explain.binding import find_binding
-from infersim.explain.change import changed_parts, explain_change, spelled_out
+from infersim.explain.change import explain_change
 from infersim.explain.cost import cost_of
 from infersim.explain.summary import finite, summarize
 from infersim.explain.techniques import label
@@ -30,6 +29,8 @@ from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.run import is_drawn, run
+
+from .spelling import changed_parts, spelled_out
 
 REPLICATIONS = 5  # where the scenario asks for one only and has something to draw
 MAX_CHANGES = 4  # so many settings are exchanged one by one: 2**4 runs
@@ -107,8 +108,7 @@ def _variant(name: str, results: list[Result]) -> dict[str, Any]:
 def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str, Any]:
     one, other = runs[0], runs[i]
     metrics = _metric_differences(one, other)
-    changes = changed_parts(*(spelled_out(results[0].scenario.resolved()) for results in (one, other)))
-    changes = {key: values for key, values in changes.items() if not _ran_alike(key, one[0], other[0])}
+    changes = changed_parts(*spelled_out([one[0], other[0]]))
     a, b = _mean_terms(one, latency_terms), _mean_terms(other, latency_terms)
     parts = divide_sum(a, b)
     x, y = _mean_terms(one, throughput_terms), _mean_terms(other, throughput_terms)
@@ -142,17 +142,6 @@ def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str,
         **explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], find_binding(other[0]).text),
         "gpus": [cost_of(results[0], measure(results[0]))["gpus"] for results in (one, other)],
     }
-
-
-def _ran_alike(key: str, one: Result, other: Result) -> bool:
-    """Whether a setting that was written in two ways came to the same in both runs."""
-    if len(one.ran) > 1 or len(other.ran) > 1:
-        return False
-    a, b = one.ran[0].deployment, other.ran[0].deployment
-    if key == "model":
-        return replace(a.model, name=b.model.name) == b.model
-    section, _, name = key.partition(".")
-    return section == "engine" and hasattr(a.engine, name) and getattr(a.engine, name) == getattr(b.engine, name)
 
 
 def _mean_terms(results: list[Result], terms_of: Any) -> Terms:
