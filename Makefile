@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-slow fuzz lint profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow fuzz explore lint profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -30,7 +30,10 @@ test-slow: $(VENV)/.installed-slow
 	$(BIN)/python -m pytest -m slow
 
 MINUTES ?= 5
-fuzz: $(VENV)/.installed-test  # new random examples for the property tests, which else draw the same ones every time
+fuzz: $(VENV)/.installed-test  # random scenarios over every key of the schema, on all cores
+	$(BIN)/python tests/fuzz/scenarios.py $(MINUTES)
+
+explore: $(VENV)/.installed-test  # new random examples for the property tests, which else draw the same ones every time
 	$(BIN)/python tests/fuzz/explore.py $(MINUTES)
 
 lint: $(VENV)/.installed-test

@@ -1,6 +1,6 @@
 """Puts this folder on the path, so that tests can import their helpers; random examples are the same in every run.
 
-`make fuzz` explores: other examples in every run.
+`make explore` does that: other examples in every run.
 """
 
 import sys

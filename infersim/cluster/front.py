@@ -76,6 +76,8 @@ class Front:
         """when the last one ended"""
         self.left = n
         """requests that have not ended"""
+        self.link_busy = 0.0
+        """seconds in which the link had something to send, until a request ended last"""
         self.ended: list[int] = []
         """requests in the order of their ends"""
         self.token = [0] * n
@@ -273,6 +275,7 @@ class Front:
         self.end = max(self.end, time)
         self.left -= 1
         self.open -= 1
+        self.link_busy = self.link.busy if self.link else 0.0
         for follower in self.followers.get(i, ()):
             at = time + self.delay[follower]
             self.clock.call_at(at, partial(self._arrive, follower, at))
@@ -430,7 +433,7 @@ class Front:
         """How requests found their replicas, JSON-ready."""
         figures: dict[str, Any] = {"policy": self.pools[0].router.spec.policy}
         if self.link:
-            figures["link_busy_share"] = self.link.busy / end if end > 0 else None
+            figures["link_busy_share"] = self.link_busy / end if end > 0 else None
         figures |= self.encode.figures() if self.encode else {}
         return figures | (self.slots.figures() if self.slots else {})
 

@@ -14,8 +14,7 @@ class Link:
     def __init__(self, clock: Clock, bandwidth: float):
         self.clock = clock
         self.bandwidth = bandwidth
-        self.busy = 0.0
-        """seconds with something to send"""
+        self._busy = 0.0
         self._served = 0.0
         """bytes that a transfer which was always there would have got"""
         self._since = 0.0
@@ -38,11 +37,16 @@ class Link:
         self.bandwidth = bandwidth
         self._plan()
 
+    @property
+    def busy(self) -> float:
+        """Seconds until now with something to send."""
+        return self._busy + (self.clock.now - self._since if self._flows else 0.0)
+
     def _catch_up(self) -> None:
         elapsed = self.clock.now - self._since
         if self._flows:
             self._served += elapsed * self.bandwidth / len(self._flows)
-            self.busy += elapsed
+            self._busy += elapsed
         self._since = self.clock.now
 
     def _plan(self) -> None:

@@ -68,10 +68,12 @@ class Pool:
         """A replica changes its state."""
         r = self.place[replica]
         if self.state[r] in THERE and state not in THERE:
-            self.available[r] += time - self.since[r]
+            # a step whose requests were all given up goes on to its end, unless the replica dies
+            end = time if state == DEAD else max(time, float(self.fleet.replicas["latest_end"][replica]))
+            self.available[r] += end - self.since[r]
             self.since[r] = np.nan
         elif self.state[r] not in THERE and state in THERE:
-            self.since[r] = time
+            self.since[r] = max(time, float(self.fleet.replicas["latest_end"][replica]))
         self.state[r] = state
         self.all_ready = bool((self.state == READY).all())
         self.some_drain = DRAINING in self.state

@@ -110,6 +110,8 @@ def deploy(
     facts = {"user": engine, "parallelism": parallelism, "speculation": speculation, "early_exit": early_exit}
     facts |= {"windows": windows, "recurrent": 1 in windows, "several_groups": several}
     check(**vars(resolved), **facts)
+    if windows and resolved.allocator == "paged" and resolved.reserve in AT_ONCE:
+        resolved = _shortened(resolved, memory, f"at once, as engine.reserve {resolved.reserve} takes it")
     if resolved.enable_prefix_caching and 1 in windows:
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
@@ -121,7 +123,7 @@ def deploy(
     if lora is not None:
         slot = adapter_bytes(placement, lora.slot_rank)
         memory = with_adapters(memory, lora.max_loras * slot)
-        resolved = _shortened(resolved, memory, "the adapters")
+        resolved = _shortened(resolved, memory, "beside the adapters")
     gpus = parallelism.num_gpus // parallelism.attention_data
     check(**vars(resolved), block_bytes=memory.block_bytes, block_of_all=memory.block_bytes * gpus)
     return Deployment(placement, resolved, memory, speculation, early_exit, lora)
@@ -149,7 +151,7 @@ def _beside_drafter(
     memory = with_drafter(memory, weights, kv)
     if speculation.drafter and (own := drafter_placement(speculation, placement)):
         memory = _as_drafter_holds(memory, own, engine)
-    return memory, _shortened(engine, memory, "the drafter")
+    return memory, _shortened(engine, memory, "beside the drafter")
 
 
 def _as_drafter_holds(memory: Memory, own: Placement, engine: ResolvedEngine) -> Memory:
@@ -168,10 +170,15 @@ def _as_drafter_holds(memory: Memory, own: Placement, engine: ResolvedEngine) ->
     )
 
 
-def _shortened(engine: ResolvedEngine, memory: Memory, beside: str) -> ResolvedEngine:
-    """The engine with a max_model_len that fits what is left of the KV cache. InputError if the user's does not."""
-    tables = sum(group.tables for group in memory.kv_groups)
-    blocks = memory.num_gpu_blocks - 1
+AT_ONCE = ("whole-prompt", "max-model-len", "output-length", "power-of-two")
+"""reservations that take blocks before any leave a window"""
+
+
+def _shortened(engine: ResolvedEngine, memory: Memory, how: str) -> ResolvedEngine:
+    """The engine with a max_model_len of which the KV cache holds every token, but for states. InputError if the user's
+    is longer."""
+    tables = sum(group.tables for group in memory.kv_groups if group.window != 1)
+    blocks = memory.num_gpu_blocks - 1 - sum(group.tables for group in memory.kv_groups if group.window == 1)
     if engine.allocator == "buddy":
         blocks = 1 << (blocks.bit_length() - 1)
     longest = blocks // tables * memory.block_size
@@ -179,7 +186,7 @@ def _shortened(engine: ResolvedEngine, memory: Memory, beside: str) -> ResolvedE
         return engine
     if engine.origin["max_model_len"] == "user":
         raise InputError(
-            f"engine.max_model_len: one sequence of {engine.max_model_len} tokens does not fit beside {beside};"
+            f"engine.max_model_len: one sequence of {engine.max_model_len} tokens does not fit {how};"
             f" must be at most {longest}"
         )
     origin = {**engine.origin, "max_model_len": "limited by the KV cache"}

@@ -1,5 +1,6 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
+import ctypes
 import mmap
 import sys
 from dataclasses import dataclass
@@ -475,8 +476,8 @@ class Fleet:
         ended = held + unsent + [row for row in alive if self.abort(row, time)]
         ranks = int(self.call["ranks"][0])
         own = slice(replica * ranks, (replica + 1) * ranks)
-        self.blocks[own] = 0  # the prefix cache, or the trees of groups
-        self.nodes[own] = 0
+        for rows in (self.blocks, self.nodes):  # the prefix cache, or the trees of groups
+            ctypes.memset(rows[own].ctypes.data, 0, rows[own].nbytes)  # numpy goes field by field: 50 times slower
         for name in ("evictable_blocks", "num_nodes", "free_node"):
             self.schedulers[name][own] = 0
         self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0

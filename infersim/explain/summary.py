@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def summarize(results: list[Result]) -> dict[str, Any]:
     for result in results:
         check_conservation(result)
     first = results[0]
-    metrics, half_widths = combine([measure(result) for result in results])
+    measured = [measure(result) for result in results]
+    metrics, half_widths = combine(measured)
     verdict = combine_verdicts([judge(result) for result in results])
     counts = count(first)
     document = {
@@ -44,7 +46,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "counts": counts,
         "metrics": metrics,
         "confidence": {"level": LEVEL, "half_width": half_widths} if half_widths else None,
-        "slo": _slo(first, metrics, verdict),
+        "slo": _slo(results, measured, metrics, verdict),
         "verdict": asdict(verdict),
         "memory": asdict(first.memory),
         "replicas": [row | {"role": role} for row, role in zip(first.replicas.figures(), _roles(first), strict=True)],
@@ -63,10 +65,12 @@ def _roles(result: Result) -> list[str]:
     return [ran.role for ran in result.ran for _ in range(ran.replicas.start, ran.replicas.stop)]
 
 
-def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | None:
+def _slo(
+    results: list[Result], measured: list[dict[str, float | None]], metrics: dict, verdict: Verdict
+) -> dict[str, Any] | None:
     """Each limit with the value that is held against it. Met only by a system that keeps up and serves everything; None
     if the limits hold in a run that is too short to tell whether it does."""
-    slo = result.scenario.slo
+    slo = results[0].scenario.slo
     if not slo.limits and not slo.request_limits:
         return None
     limits = []
@@ -75,11 +79,18 @@ def _slo(result: Result, metrics: dict, verdict: Verdict) -> dict[str, Any] | No
         limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
     held = all(limit["met"] for limit in limits)
     met = None if held and verdict.state == TOO_SHORT else held and verdict.state == STABLE
+    shares = [_goodput_share(result, own) for result, own in zip(results, measured, strict=True)]
+    known = [share for share in shares if share is not None]
+    return {"met": met, "limits": limits, "goodput_share": fmean(known) if len(known) == len(shares) else None}
+
+
+def _goodput_share(result: Result, metrics: dict[str, float | None]) -> float | None:
+    """Of the requests that could be served at all, those within all limits of one request: who is refused is a miss."""
     r = result.requests
-    asked = int(((r["arrival"] >= result.warmup) & ~np.isin(r["reason"], TOO_LONG)).sum())  # who is refused is a miss
+    since = np.where(r["sent"] >= 0, r["sent"], r["arrival"]) >= result.warmup
+    asked = int((since & ~np.isin(r["reason"], TOO_LONG)).sum())
     goodput, duration = metrics["request_goodput"], metrics["duration_s"]
-    share = goodput * duration / asked if goodput is not None and duration and asked else None
-    return {"met": met, "limits": limits, "goodput_share": share}
+    return goodput * duration / asked if goodput is not None and duration and asked else None
 
 
 def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:

@@ -18,8 +18,8 @@ class ConservationError(RuntimeError):
 
 
 def check_conservation(result: Result) -> None:
-    """ConservationError naming every law that a run breaks: requests, blocks, tokens, time, order, Little."""
-    broken = [*_counts(result), *_order(result), *_sums(result)]
+    """ConservationError naming every law that a run breaks: requests, blocks, tokens, time, order, Little, shares."""
+    broken = [*_counts(result), *_order(result), *_sums(result), *_shares(result)]
     if broken:
         raise ConservationError("this is a bug in infersim: " + "; ".join(broken))
 
@@ -33,7 +33,8 @@ def _counts(result: Result) -> Iterator[str]:
         yield f"{counts['unfinished']} requests were never finished nor rejected"
     r = result.replicas.visits
     held = int(r["num_blocks"].sum()) - result.blocks_held
-    if held < 0 or (held > 0 and not result.engine.enable_prefix_caching):  # requests may share blocks
+    engines = [ran.deployment.engine for ran in result.ran]
+    if held < 0 or (held > 0 and not any(e.enable_prefix_caching for e in engines)):  # requests may share blocks
         yield f"requests hold {held} KV blocks more than the engine knows of"
     if not result.interrupted and r["num_blocks"].any():
         yield "a request holds KV blocks"
@@ -42,12 +43,17 @@ def _counts(result: Result) -> Iterator[str]:
     if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
         yield "a completed request has not the tokens it was to generate"
     # every token in that was not cached, and every token out but the last ones, goes through a step; recomputation adds
-    engine = result.engine
-    last = 1 + (engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0)
+    last = 1 + max(engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0 for engine in engines)
     decoded = (outputs - np.minimum(outputs, last)) * result.scenario.workload.beam_width
     needed = done["prompt_tokens"] - done["num_cached_tokens"] + decoded
     if result.num_scheduled_tokens < int(needed.sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
+    ahead = 2 + max(int(ran.spec.knobs["steps_in_flight"]) for ran in result.ran)  # scheduled when it was preempted
+    each = r["prompt_tokens"].astype("i8") + r["num_output_tokens"] + ahead
+    most = int((each * (1 + r["num_preemptions"])).sum()) * result.num_sequences
+    most += int(result.replicas.rows["num_drafts"].sum()) + result.num_wasted_tokens
+    if result.num_scheduled_tokens > most:
+        yield f"{result.num_scheduled_tokens} tokens were scheduled, more than {most}: requests' own, anew if preempted"
     if int(result.itl_histogram.sum()) != int(num_gaps(r).sum()):
         yield "there are not as many inter-token gaps as chunks between"
 
@@ -76,6 +82,24 @@ def _sums(result: Result) -> Iterator[str]:
     sojourns += result.replicas.aborted_time + float(result.replicas.rows["given_up_time"].sum())
     if _differ(sojourns, result.outstanding_time):
         yield f"Little's law: sojourns add up to {sojourns} s, the integral of requests is {result.outstanding_time} s"
+
+
+def _shares(result: Result) -> Iterator[str]:
+    """What a replica did fits into the time for which it was there, and into what it has."""
+    if result.interrupted:  # its clock stands beyond the end
+        return
+    rows, there = result.replicas.rows, result.replicas.available * (1 + RELATIVE_ERROR) + RELATIVE_ERROR
+    blocks = result.replicas.usable_blocks
+    ranks = result.ran[0].deployment.parallelism.attention_data
+    sequences = np.concatenate(
+        [np.full(r.replicas.stop - r.replicas.start, r.spec.knobs["max_num_seqs"]) for r in result.ran]
+    )
+    sums = {"busy_time": there, "occupied_time": there, "running_time": there * sequences * ranks}
+    sums |= {"block_time": there * blocks, "peak_blocks": blocks, "peak_running": sequences * ranks}
+    for name, most in sums.items():
+        if (wrong := np.flatnonzero((rows[name] < 0) | (rows[name] > most))).size:
+            r = int(wrong[0])
+            yield f"replica {r} has {name} {rows[name][r]} of at most {most[r]}"
 
 
 def _differ(a: float, b: float) -> bool:

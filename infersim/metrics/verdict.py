@@ -124,7 +124,7 @@ def _opening(result: Result, unloaded: np.ndarray) -> float:
     r, same = result.requests, result.session[1:] == result.session[:-1]
     thought = np.where(r["last_token"][:-1] >= 0, r["arrival"][1:] - r["last_token"][:-1], 0.0)
     taken = np.where(same, np.maximum(thought, 0.0) + unloaded[:-1], 0.0)
-    return float(np.percentile(np.bincount(result.session[1:], taken), 90))
+    return float(np.percentile(np.bincount(result.session, np.append(taken, 0.0)), 90))
 
 
 def _wait_for_room(result: Result, order: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

@@ -1,4 +1,4 @@
-"""New random examples for every property test, for a stated time: `make fuzz MINUTES=30`.
+"""New random examples for every property test, for a stated time: `make explore MINUTES=30`.
 
 `make test` draws the same examples in every run. Here each round runs all property tests, in a new order with a new
 seed; the last one ends with the test in which the time is up. A failure is shrunk and printed as Hypothesis prints it:
