@@ -102,7 +102,7 @@ class Fleet:
         self.num_sequences = int(self.knobs["num_sequences"][0])
         if (self.knobs["num_sequences"] != self.num_sequences).any():
             raise ValueError("all replicas must have the same num_sequences")
-        self.sequences = np.zeros(1, state.SEQUENCE)
+        self.sequences = np.zeros((1, self.num_sequences), state.SEQUENCE)
         self._make_blocks(ranks)
         self._load_prices(replicas)
         self._load_speculation(replicas, acceptance)
@@ -383,19 +383,18 @@ class Fleet:
 
     def _add_sequences(self, new: np.ndarray, first: int, stop_tokens: np.ndarray | None) -> None:
         """The sequences of the rows `new` from number `first` on."""
-        k = self.num_sequences
-        if k * (first + len(new)) > len(self.sequences):
-            grown = np.zeros(k * len(self._requests), state.SEQUENCE)
-            grown[: k * first] = self.sequences[: k * first]
+        if first + len(new) > len(self.sequences):
+            grown = np.zeros((len(self._requests), self.num_sequences), state.SEQUENCE)
+            grown[:first] = self.sequences[:first]
             self.sequences = grown
-        own = self.sequences[k * first : k * (first + len(new))].reshape(-1, k)
+        own = self.sequences[first : first + len(new)]
         own["stop_tokens"] = new["stop_tokens"][:, None] if stop_tokens is None else stop_tokens
         own["last_token"] = -1.0
         new["key"] = make_keys(self.seed, "beams", new["name"])
 
     def sequences_of(self, rows: np.ndarray | int) -> np.ndarray:
         """state.SEQUENCE[m, k]: the sequences of the requests i8[m]."""
-        return self.sequences[: self.num_requests * self.num_sequences].reshape(-1, self.num_sequences)[rows]
+        return self.sequences[: self.num_requests][rows]
 
     def add_like(self, row: int) -> int:
         """Another request like one that was added, to be sent on its own; returns its row."""
@@ -405,7 +404,7 @@ class Fleet:
             self._requests[name][new] = self._requests[name][row]
         if self.num_sequences > 1:
             self._requests["key"][new] = self._requests["key"][row]
-            self.sequences["stop_tokens"].reshape(-1, self.num_sequences)[new] = self.sequences_of(row)["stop_tokens"]
+            self.sequences["stop_tokens"][new] = self.sequences_of(row)["stop_tokens"]
         return new
 
     def send(self, row: int, replica: int, arrival: float) -> None:
@@ -513,8 +512,8 @@ class Fleet:
             self.replicas[name] for name in ("pending_head", "unsent_head", "pending_tail")
         )
         self.call["num_requests"], self.call["num_gaps"] = self.num_requests, len(self.gaps)
-        self.call["num_segments"], self.call["num_sequences"] = len(self.segments), len(self.sequences)
-        self.call["num_gap_offsets"] = len(self.gap_offset)
+        self.call["num_segments"], self.call["num_groups"] = len(self.segments), len(self.sequences)
+        self.call["num_gap_offsets"], self.call["num_sequences"] = len(self.gap_offset), self.num_sequences
         for i, (name, (element, _)) in enumerate(state.ARRAYS.items()):
             array, shape = getattr(self, name), self._shape(name)
             if array.dtype != element or array.shape != shape or not array.flags.c_contiguous:

@@ -66,7 +66,7 @@ def take_table(request, scheduler, tables):
     """Give a request a free row of block tables. Rows used before are linked through their last column."""
     request.table = free_table(scheduler)
     if scheduler.free_table >= 0:
-        scheduler.free_table = tables[request.table, tables.shape[1] - 1]
+        scheduler.free_table = tables[request.table, len(tables[0]) - 1]
     else:
         scheduler.num_used_tables += 1
 

@@ -69,10 +69,6 @@ def key() -> str:
 
 def _compile() -> tuple[bytes, dict]:
     """Object code of the engine, and its symbols: the entry, and Numba's helpers that it names and never calls."""
-    from numba.core import config
-
-    if hasattr(config, "_OptLevel"):  # before anything is compiled: see _object_code
-        config.OPT = config._OptLevel(0)
     import numba
     from numba import types
     from numba.core.compiler_lock import global_compiler_lock
@@ -85,32 +81,41 @@ def _compile() -> tuple[bytes, dict]:
     def entry(call):
         advance(arrays_of(call))
 
-    with _no_machine_code():
+    with _texts_only() as texts:
         compiled = numba.cfunc(types.void(types.voidptr), error_model="numpy")(entry)
-        with global_compiler_lock, contextlib.suppress(RuntimeError):  # of a library that Numba has finalized already
-            compiled._library.finalize()  # links what it calls
+    symbol = compiled.native_name
+    with global_compiler_lock:
+        module = llvm.parse_assembly("")
+        for text in texts:
+            module.link_in(llvm.parse_assembly(text))
+    for function in module.functions:
+        if not function.is_declaration and function.name != symbol:
+            function.linkage = "internal"  # so LLVM may inline what has one caller, and leave out what has none
     helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
-    return _object_code(compiled._library.get_llvm_str()), {"entry": compiled.native_name, "helpers": helpers}
+    return _object_code(module), {"entry": symbol, "helpers": helpers}
 
 
 @contextlib.contextmanager
-def _no_machine_code() -> Iterator[None]:
-    """Numba makes no machine code of each function meanwhile, a quarter of its time: only LLVM's text of all of them is
-    wanted, and none is called."""
-    with contextlib.ExitStack() as patches:
-        with contextlib.suppress(ImportError, AttributeError), contextlib.ExitStack() as some:  # all of them, or none
-            from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+def _texts_only() -> Iterator[list[str]]:
+    """LLVM's text of each function that Numba compiles meanwhile. Numba would parse, link and optimise each with all
+    that it calls, in half of all its time; here all are linked once, and none is called."""
+    from numba.core import cgutils
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
-            some.enter_context(patch.object(JITCodeLibrary, "_finalize_specific", lambda self: None))
-            some.enter_context(patch.object(JITCodeLibrary, "get_pointer_to_function", lambda self, name: 1))
-            some.enter_context(patch.object(JITCPUCodegen, "set_env", lambda self, name, environment: None))
-            patches.push(some.pop_all())
-        yield
+    texts: list[str] = []
+    with (
+        patch.object(
+            JITCodeLibrary, "add_ir_module", lambda self, module: texts.append(cgutils.normalize_ir_text(str(module)))
+        ),
+        patch.object(JITCodeLibrary, "finalize", lambda self: setattr(self, "_finalized", True)),
+        patch.object(JITCodeLibrary, "get_pointer_to_function", lambda self, name: 1),
+        patch.object(JITCPUCodegen, "set_env", lambda self, name, environment: None),
+    ):
+        yield texts
 
 
-def _object_code(assembly: str) -> bytes:
-    """LLVM's text as this processor's object code, optimised once: Numba would do so after each function, in half of
-    all its time."""
+def _object_code(module) -> bytes:
+    """LLVM's module as this processor's object code."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(
@@ -120,7 +125,6 @@ def _object_code(assembly: str) -> bytes:
         codemodel="jitdefault",
         jit=True,
     )
-    module = llvm.parse_assembly(assembly)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
@@ -131,7 +135,7 @@ def _object_code(assembly: str) -> bytes:
 def _build(folder: Path) -> tuple[bytes, dict]:
     """Compile, and leave the result in `folder` for later runs: atomically, two processes may do so at once."""
     if sys.stderr is not None:
-        print("infersim: compiling the engine (once per installation, about 25 s)", file=sys.stderr, flush=True)
+        print("infersim: compiling the engine (once per installation, about 15 s)", file=sys.stderr, flush=True)
     code, symbols = _compile()
     symbols |= {"sha256": hashlib.sha256(code).hexdigest()}
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

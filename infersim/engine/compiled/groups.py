@@ -80,25 +80,25 @@ def append_slots(requests, q, scheduler, knobs, blocks, sequences):
 
     Of those that share a last block with room the last one keeps it, the others write to copies.
     """
-    request = requests[q]
+    request, own = requests[q], sequences[q]
     if request.num_sequences > scheduler.free_blocks:
         return False
     scheduler.num_shared -= blocks_saved(request)
     full = request.num_computed_tokens % knobs.block_size == 0
     taken = 0
-    for s in range(q * knobs.num_sequences, (q + 1) * knobs.num_sequences):
-        last = sequences[s].last_block
+    for s in range(knobs.num_sequences):
+        last = own[s].last_block
         if last < 0:
             continue
         if full:
-            sequences[s].last_block = new_block(scheduler, blocks, last)
+            own[s].last_block = new_block(scheduler, blocks, last)
             taken += 1
         elif blocks[last].references > 1:
             blocks[last].references -= 1
             before = blocks[last].prev
             if before > 0:
                 blocks[before].references += 1
-            sequences[s].last_block = new_block(scheduler, blocks, before)
+            own[s].last_block = new_block(scheduler, blocks, before)
             taken += 1
             scheduler.num_block_copies += 1
     if full:
@@ -155,7 +155,7 @@ def go_on(requests, scheduler, knobs, blocks, sequences, step, count, end):
         q = step[i]
         if q < 0 or requests[q].status >= COMPLETED:
             continue
-        request, own = requests[q], sequences[q * knobs.num_sequences : (q + 1) * knobs.num_sequences]
+        request, own = requests[q], sequences[q]
         tokens = request.num_output_tokens + 1
         if tokens == 1:
             fork(request, scheduler, knobs, blocks, own)
@@ -175,9 +175,10 @@ def forget(requests, q, scheduler, knobs, blocks, sequences):
         return
     if request.num_blocks > 0:
         scheduler.num_shared -= blocks_saved(request)
-    for s in range(q * knobs.num_sequences, (q + 1) * knobs.num_sequences):
-        drop(scheduler, blocks, sequences[s].last_block)
-        sequences[s].last_block = -1
+    own = sequences[q]
+    for s in range(knobs.num_sequences):
+        drop(scheduler, blocks, own[s].last_block)
+        own[s].last_block = -1
 
 
 @compiled

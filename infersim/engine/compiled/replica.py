@@ -86,7 +86,7 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
 
 
 @compiled
-def join(requests, replica, schedulers, knobs):
+def join(requests, replica, schedulers, first, knobs):
     """Requests that the API server is done with by now enter the waiting queue of their rank."""
     while replica.pending_head != replica.unsent_head:
         q = replica.pending_head
@@ -101,9 +101,9 @@ def join(requests, replica, schedulers, knobs):
             replica.pending_tail = -1
         if request.status == WAITING:
             if request.num_blocks > 0:  # its KV has come from elsewhere: vLLM puts it first
-                push_front(requests, schedulers[request.rank], q)
+                push_front(requests, schedulers[first + request.rank], q)
             else:
-                push_back(requests, schedulers[request.rank], knobs.policy, q)
+                push_back(requests, schedulers[first + request.rank], knobs.policy, q)
 
 
 @compiled
@@ -366,7 +366,7 @@ def start_step(a, r):
     first = r * call.ranks
     send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
     observe(a, r, replica.now)
-    join(requests, replica, a.schedulers[first : first + call.ranks], knobs)
+    join(requests, replica, a.schedulers, first, knobs)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight

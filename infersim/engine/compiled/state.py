@@ -389,7 +389,7 @@ ARRAYS = {
     "due": ("f8", ("num_nodes_due",)),  # tournament tree of the replicas' next times: the earliest at 1, leaves last
     "requests": (REQUEST, ("num_requests",)),
     "segments": (SEGMENT, ("num_segments",)),  # what prompts begin with
-    "sequences": (SEQUENCE, ("num_sequences",)),  # one request's after another's; one row if each is one
+    "sequences": (SEQUENCE, ("num_groups", "num_sequences")),  # of each request; one row if each is one
     "blocks": (BLOCK, ("num_schedulers", "num_blocks")),  # a power of two of at least the GPU's and the tiers'
     "nodes": (NODE, ("num_schedulers", "num_nodes")),  # a power of two of at least num_gpu_blocks
     # block tables of one request a row, and a link; or pieces
@@ -424,7 +424,8 @@ CALL = np.dtype(
         ("steps_in_flight", "i8"),
         ("table_size", "i8"),
         ("num_segments", "i8"),
-        ("num_sequences", "i8"),  # rows of `sequences`
+        ("num_groups", "i8"),  # rows of `sequences`
+        ("num_sequences", "i8"),  # of each request
         ("num_blocks", "i8"),  # rows of `blocks`, 1 without prefix caching and groups
         ("num_nodes", "i8"),  # rows of `nodes`, 1 without radix trees
         ("num_table_rows", "i8"),
