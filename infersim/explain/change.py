@@ -1,6 +1,8 @@
 """Why one run is faster than another, in one sentence, and what would have to be true for the change to pay."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from .attribution import NAMES, PHASES, phase_of, row_of
 
@@ -8,11 +10,17 @@ NOTABLE = 0.05  # a part below this share of all gains and losses is not worth a
 
 
 def explain_change(
-    terms: dict[str, dict[str, float]], before: float, after: float, clear: bool | None, binding: str
+    terms: dict[str, dict[str, float]],
+    before: float,
+    after: float,
+    clear: bool | None,
+    binding: str,
+    costs: Sequence[dict[str, Any]],
 ) -> dict[str, str]:
     """`why` and `break_even` of a difference in mean end-to-end latency (s), divided as attribution.divide_sum does.
 
-    clear: whether it is above chance, None if nothing is drawn; binding: what binds after the change, as a text.
+    clear: whether it is above chance, None if nothing is drawn; binding: what binds after the change, as a text;
+    costs: explain.cost's of both.
     """
     parts = by_row(terms)
     gains = {name: part for name, part in parts.items() if part < 0}
@@ -25,7 +33,7 @@ def explain_change(
     why = f"{size}: {_phrase(first, terms)}"
     if _weight(second) > NOTABLE * _weight(first):
         why += f", against {_phrase(second, terms)}"
-    return {"why": f"{why}; now binds: {binding}", "break_even": _break_even(gains, losses)}
+    return {"why": f"{why}; now binds: {binding}", "break_even": _break_even(gains, losses, _dearer(costs))}
 
 
 def how_much(before: float, after: float, clear: bool | None) -> str:
@@ -69,15 +77,34 @@ def signed(value: float) -> str:
     return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3g}"
 
 
-def _break_even(gains: dict[str, float], losses: dict[str, float]) -> str:
+def _dearer(costs: Sequence[dict[str, Any]]) -> str:
+    """How much more the changed deployment costs, in words; "" if no more."""
+    for key, what in (("usd_per_hour", "an hour"), ("gpus", "GPUs")):
+        before, after = (cost[key] for cost in costs)
+        if before and after:
+            more = (sum(after) / sum(before) if isinstance(after, list) else after / before) - 1
+            each = [cost["usd_per_million_output_tokens"] for cost in costs]
+            tokens = f", an output token {sum(each[1]) / sum(each[0]) - 1:+.0%}" if all(each) else ""
+            words = (
+                f"{what} costs {more:.0%} more{tokens}" if key == "usd_per_hour" else f"it takes {more:.0%} more GPUs"
+            )
+            return words if more > 5e-3 else ""
+    return ""
+
+
+def _break_even(gains: dict[str, float], losses: dict[str, float], dearer: str) -> str:
     gain, loss = _weight(gains), _weight(losses)
+    if loss <= 1e-3 * gain and dearer:
+        return f"it costs no time on this workload, but {dearer}"
     if loss <= 1e-3 * gain:
         return "it costs nothing on this workload: any gain pays"
+    money = f"; {dearer}" if dearer else ""
     if gain <= 1e-3 * loss:
         return "it gains nothing on this workload, so that no lower cost would make it pay"
     top = NAMES[max(losses, key=lambda key: losses[key])]
     if gain > loss:
-        return f"it pays as long as what it costs (mostly {top}) stays below {gain / loss:.3g} times what it is here"
+        ratio = f"{gain / loss:.3g}"
+        return f"it pays as long as what it costs (mostly {top}) stays below {ratio} times what it is here{money}"
     best = NAMES[min(gains, key=lambda key: gains[key])]
     return (
         f"what it costs (mostly {top}) would have to fall to {gain / loss:.0%}, or what it gains (mostly {best}) to be"

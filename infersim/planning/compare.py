@@ -19,7 +19,6 @@ from infersim.explain.attribution import (
     throughput_terms,
     total,
 )
-from infersim.explain.binding import find_binding
 from infersim.explain.change import explain_change
 from infersim.explain.cost import cost_of
 from infersim.explain.summary import finite, summarize
@@ -30,10 +29,12 @@ from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.run import is_drawn, run
 
+from .limits import with_limits
 from .spelling import changed_parts, spelled_out
 
 REPLICATIONS = 5  # where the scenario asks for one only and has something to draw
 MAX_CHANGES = 4  # so many settings are exchanged one by one: 2**4 runs
+NOISE = 1e-12  # of the whole: a difference below it is rounding
 NEXT_KEY = re.compile(r",\s*(?=[A-Za-z_][\w.]*=)")
 
 
@@ -91,36 +92,42 @@ def run_all(scenarios: Sequence[tuple[str, Scenario]]) -> list[list[Result]]:
 def compare_runs(scenarios: Sequence[tuple[str, Scenario]], runs: list[list[Result]]) -> dict[str, Any]:
     """The document of `compare`, from the runs of `run_all`."""
     names = [name for name, _ in scenarios]
+    variants = [_variant(name, results) for name, results in zip(names, runs, strict=True)]
     return finite({
         "schema_version": 1,
         "seeds": [result.seed for result in runs[0]],
-        "variants": [_variant(name, results) for name, results in zip(names, runs, strict=True)],
-        "differences": [_difference(names, runs, i) for i in range(1, len(runs))],
+        "variants": variants,
+        "differences": [_difference(variants, runs, i) for i in range(1, len(runs))],
     })  # fmt: skip
 
 
 def _variant(name: str, results: list[Result]) -> dict[str, Any]:
-    answer = summarize(results)
+    answer = with_limits(summarize(results), results[0])
     cost = cost_of(results[0], answer["metrics"])
     return {"name": name, "answer": answer, "work": RunWork(results[0]).facts(), "cost": cost}
 
 
-def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str, Any]:
+def _difference(variants: list[dict[str, Any]], runs: list[list[Result]], i: int) -> dict[str, Any]:
     one, other = runs[0], runs[i]
+    binding, costs = variants[i]["answer"]["explain"]["binding"], [variants[j]["cost"] for j in (0, i)]
     metrics = _metric_differences(one, other)
     changes = changed_parts(*spelled_out([one[0], other[0]]))
     a, b = _mean_terms(one, latency_terms), _mean_terms(other, latency_terms)
-    parts = divide_sum(a, b)
+    noise = NOISE * (total(a) + total(b))
+    parts = {
+        name: {factor: part if abs(part) > noise else 0.0 for factor, part in factors.items()}
+        for name, factors in divide_sum(a, b).items()
+    }
     x, y = _mean_terms(one, throughput_terms), _mean_terms(other, throughput_terms)
     return {
-        "variant": names[i],
-        "against": names[0],
+        "variant": variants[i]["name"],
+        "against": variants[0]["name"],
         "changes": {key: [_short(x), _short(y)] for key, (x, y) in changes.items()},
         "techniques": label(_leaves(changes)),
         "metrics": metrics,
         "latency": {
             "metric": "mean_e2el_ms",
-            "difference": (total(b) - total(a)) * 1e3,
+            "difference": (total(b) - total(a)) * 1e3 if abs(total(b) - total(a)) > noise else 0.0,
             "terms": [
                 {
                     "term": row_of(name),
@@ -139,8 +146,8 @@ def _difference(names: list[str], runs: list[list[Result]], i: int) -> dict[str,
             "factors": {name: 1 / factor for name, factor in ratio_factors(x, y).items()},
         },
         "one_by_one": _one_by_one(one[0].scenario, other[0].scenario, list(changes)),
-        **explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], find_binding(other[0]).text),
-        "gpus": [cost_of(results[0], measure(results[0]))["gpus"] for results in (one, other)],
+        **explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], binding, costs),
+        "gpus": [cost["gpus"] for cost in costs],
     }
 
 
@@ -177,12 +184,19 @@ def _metric_differences(one: list[Result], other: list[Result]) -> dict[str, Any
         name: {
             "before": x[name],
             "after": y[name],
-            "difference": means[name],
+            "difference": _unless_noise(means[name], x[name], y[name]),
             "half_width": half_widths.get(name),
             "clear": _clear(means[name], half_widths.get(name)),
         }
         for name in means
     } | {"level": LEVEL}
+
+
+def _unless_noise(difference: float | None, before: float | None, after: float | None) -> float | None:
+    """The difference; 0 if it is rounding."""
+    if difference is None or abs(difference) > NOISE * (abs(before or 0.0) + abs(after or 0.0)):
+        return difference
+    return 0.0
 
 
 def _clear(mean: float | None, half_width: float | None) -> bool | None:

@@ -45,7 +45,11 @@ def describe(deployment: dict[str, Any]) -> str:
     precision = deployment["precision"]
     replicas = deployment["replicas"]
     each = deployment["gpus"] // replicas
-    gpus = f"{replicas} x {each} {deployment['hardware']}" if replicas > 1 else f"{each} {deployment['hardware']}"
+    gpus = (
+        f"{replicas} replicas of {each} {deployment['hardware']}"
+        if replicas > 1
+        else f"{each} {deployment['hardware']}"
+    )
     if deployment["cluster"]:
         pools = [(name, deployment["cluster"].get(name)) for name in ("prefill", "decode")]
         named = [f"{pool['replicas']} for {name}" for name, pool in pools if pool]
