@@ -16,9 +16,12 @@ from .config.scenario import Scenario
 from .config.workload import Workload
 from .cost.floors import floor_itl, floor_ttft
 from .cost.lora import adapter_bytes
+from .cost.placement import Placement
 from .cost.steptime import provenance
 from .deployment import Deployment, deployments_of, served_name
+from .engine.compiled.state import COMPLETED
 from .engine.fleet import Fleet, ReplicaSpec
+from .interrupt import uninterrupted
 from .metrics.replicas import Replicas
 from .metrics.result import Ran, Result
 from .metrics.verdict import judge
@@ -39,9 +42,16 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     _check_ranks(kinds)
     _check_router(scenario, kinds)
     sites = sites_of(scenario, kinds)
-    results, previous = [], None
+    results: list[Result] = []
+    previous: Requests | None = None
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
-        requests = build_requests(scenario.workload, seed, Path())
+        try:
+            requests = build_requests(scenario.workload, seed, Path())
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            results[-1] = replace(results[-1], interrupted=True)
+            break
         if previous is not None and scenario.speculation is None and _same(requests, previous):
             raise InputError(
                 "simulation.replications: nothing in this workload is drawn, so every replication would be the same;"
@@ -187,9 +197,10 @@ def _simulate(
         stop_tokens,
     )
     served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress)
-    if grouped:
-        served = _each_sample(served, fleet, requests.output_tokens, max_tokens)
-    return result_of(scenario, kinds, [spec for spec, _ in sites], fleet, served, requests, seed)
+    with uninterrupted():
+        if grouped:
+            served = _each_sample(served, fleet, requests.output_tokens, max_tokens)
+        return result_of(scenario, kinds, [spec for spec, _ in sites], fleet, served, requests, seed)
 
 
 def _each_sample(served: Served, fleet: Fleet, output_tokens: np.ndarray, max_tokens: np.ndarray) -> Served:
@@ -244,11 +255,7 @@ def result_of(
     rows, deployment = fleet.replicas, kinds[0][0]
     counts = [kind.most for _, kind in kinds]
     answering = [d for d, kind in kinds if kind is not scenario.cluster.encode]
-    prompt = int(np.percentile(requests.prompt_tokens, 50))
-    context = prompt + int(np.percentile(requests.output_tokens, 50)) // 2
-    answered = served.requests[served.requests["num_output_tokens"] > 0]
-    own = answered["prompt_tokens"] - answered["num_cached_tokens"]  # what a prefix cache has is not computed again
-    computed = max(1, int(np.percentile(own, 50))) if len(own) else prompt
+    warmup = warmup_time(scenario, served.requests)
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
     usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * deployment.parallelism.attention_data
     ran: list[Ran] = []
@@ -273,10 +280,7 @@ def result_of(
         num_scheduled_tokens=int(rows["num_scheduled_tokens"].sum()),
         num_wasted_tokens=int(rows["num_wasted_tokens"].sum()),
         blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
-        floors={
-            "itl": min(floor_itl(d.placement, context) for d in answering),
-            "ttft": min(floor_ttft(d.placement, computed) for d in answering),
-        },
+        floors=_floors(served.requests, warmup, answering),
         provenance=provenance(answering[0].placement),
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
@@ -298,7 +302,7 @@ def result_of(
         notes=requests.notes,
         opened_until=np.inf if requests.after is None else float(served.requests["arrival"][requests.after < 0].max()),
         session=requests.session,
-        warmup=warmup_time(scenario, served.requests),
+        warmup=warmup,
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
         interrupted=served.interrupted,
@@ -312,6 +316,34 @@ def _role(scenario: Scenario, kind: Kind | EncodePool) -> Literal["serve", "pref
     if cluster.prefill is None:
         return "serve"
     return "prefill" if kind is cluster.prefill else "decode"
+
+
+def _floors(records: np.ndarray, warmup: float, answering: list[Deployment]) -> dict[str, float]:
+    """itl and ttft, s: below which no mean over the requests measured is, on the fastest of these deployments.
+
+    At the mean context of their tokens, and at the mean of what their prompts had to compute: a floor rises no slower
+    with more of it, so it is at most the mean of the requests' own floors.
+    """
+    done = records[(records["status"] == COMPLETED) & (records["sent"] >= warmup)]
+    done = done if len(done) else records
+    gaps = np.maximum(done["num_output_tokens"].astype("i8") - 1, 0)
+    contexts = done["prompt_tokens"] + gaps / 2
+    context = int(np.average(contexts, weights=gaps)) if gaps.any() else int(contexts.mean())
+    own = done["prompt_tokens"] - done["num_cached_tokens"]  # what a prefix cache has is not computed again
+    return {
+        "itl": min(floor_itl(_shallowest(d), context) for d in answering),
+        "ttft": min(floor_ttft(_shallowest(d), max(1, int(own.mean()))) for d in answering),
+    }
+
+
+def _shallowest(deployment: Deployment) -> Placement:
+    """What a token has to go through at least: layers up to the first exit where any leave."""
+    placement, exits = deployment.placement, deployment.early_exit
+    if exits is None:
+        return placement
+    layers = [n for n, share in zip(exits.exit_layers, exits.token_shares, strict=False) if share > 0]
+    model = replace(placement.model, layers=placement.model.layers[: min(layers, default=None)])
+    return replace(placement, model=model)
 
 
 def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Overheads of a live server: recovered where they are known, refused where they cannot be, checked on real servers."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -292,3 +293,21 @@ def test_a_real_run_that_needs_no_overhead_is_predicted_without():
     held_out = mean_errors(predict(scenario, run), run, slice(100, None))
     assert abs(held_out["tpot"]) < 0.02
     assert abs(held_out["ttft"]) < 0.05
+
+
+@pytest.mark.parametrize(
+    "key", ["ttfts", "itls", "input_lens", "start_times", "duration", "request_rate", "mean_ttft_ms"]
+)
+def test_a_number_of_400_digits_is_no_traceback(tmp_path, key):
+    results = {
+        "ttfts": [0.1],
+        "itls": [[0.1]],
+        "input_lens": [5],
+        "output_lens": [2],
+        "start_times": [0],
+        "duration": 2,
+    }
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results | {key: [10**400] if isinstance(results.get(key), list) else 10**400}))
+    with contextlib.suppress(InputError):
+        read_results([str(path)])

@@ -1,10 +1,12 @@
 """Traffic whose requests wait for one another: users, conversations, agents; and rates that change over the day."""
 
 import json
+import random
 
 import numpy as np
 import pytest
 
+from infersim.cluster.pool import Queue
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
 from infersim.config.workload import Workload
@@ -147,3 +149,22 @@ def test_contradictions_are_one_line(workload, cluster, problem):
     with pytest.raises(InputError, match=problem) as error:
         run(scenario_of(workload, **cluster))
     assert len(error.value.problems) == 1
+
+
+def test_the_queue_at_the_front_door_is_a_sorted_list():
+    """Whoever comes, goes and gives up: first and last are those of a list that is sorted anew each time."""
+    draw, queue, plain = random.Random(5), Queue(), []
+    for order in range(5000):
+        if draw.random() < 0.6 or not plain:
+            i, priority = draw.randrange(10**6), draw.randrange(3)
+            if all(i != one for _, _, one in plain):
+                queue.push(i, priority, order)
+                plain.append((priority, order, i))
+        else:
+            gone = draw.choice([queue.first(), queue.last(), draw.choice(plain)[2]])
+            queue.remove(gone)
+            plain = [one for one in plain if one[2] != gone]
+        plain.sort()
+        assert len(queue) == len(plain)
+        if plain:
+            assert (queue.first(), queue.last()) == (plain[0][2], plain[-1][2])

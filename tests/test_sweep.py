@@ -125,6 +125,14 @@ def test_a_point_that_cannot_run_is_an_answer(tmp_path):
     assert "does not fit" in (tmp_path / "s" / "sweep.csv").read_text()
 
 
+def test_a_point_that_was_edited_is_computed_again(tmp_path):
+    first = sweep("llama-8b-h100", {"engine.max_num_seqs": [8]}, SMALL, tmp_path, workers=1)
+    (file,) = (tmp_path / "points").iterdir()
+    for edited in ("5", "[]", "{}", '{"answer": {}}', file.read_text().replace('"seed": 0', '"seed": 1')):
+        file.write_text(edited)
+        assert sweep("llama-8b-h100", {"engine.max_num_seqs": [8]}, SMALL, tmp_path, workers=1) == first
+
+
 def test_wrong_points_are_all_named():
     """Every invalid point's problem, before anything runs."""
     with pytest.raises(InputError) as caught:

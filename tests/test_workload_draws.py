@@ -10,6 +10,7 @@ import pytest
 
 from infersim.config.errors import InputError
 from infersim.config.workload import Workload
+from infersim.workload.arrivals import warped
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests, resolve_max_tokens
 
@@ -216,3 +217,21 @@ def test_building_requests_needs_no_pandas_scipy_or_numba():
     code = "import sys, infersim.workload.build; print({'pandas', 'scipy', 'numba', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_curve_of_seconds_shapes_days_exactly():
+    """Time t has as many arrivals as the curve's integral says, to rounding, however many periods came before."""
+    load = {"input_tokens": 1, "output_tokens": 1, "request_rate": 1}
+    curve = [[0, 1], [0.25, 3], [1, 1]]  # period 1 s, mean 2
+    times = np.linspace(0, 2e6, 100_001) + 0.1
+    workload = Workload.validate(load | {"curve": curve, "spikes": [{"at": 4e5, "duration": 1e5, "factor": 3}]}, "x")
+    moved = warped(times, workload)
+
+    def reached(t):
+        whole, rest = np.divmod(t, 1.0)
+        rise = np.minimum(rest, 0.25)
+        fall = rest - rise
+        return 2 * whole + rise + 4 * rise**2 + 3 * fall - 4 / 3 * fall**2
+
+    inside = np.clip(moved, 4e5, 5e5)
+    assert reached(moved) + 2 * (reached(inside) - reached(4e5)) == pytest.approx(times, rel=1e-9)

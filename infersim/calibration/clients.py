@@ -207,7 +207,7 @@ def _time_unit(unit: Any, where: str, tag: str) -> float:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_float(value))
 
 
 def _float(value: Any) -> float:
@@ -221,7 +221,7 @@ def _float(value: Any) -> float:
 def _numbers(values: Any, where: str, name: str) -> np.ndarray:
     try:
         array = np.array(values if isinstance(values, list) else None, "f8")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         array = None
     if array is None or array.ndim != 1:
         raise InputError(f"{where}: {name} must be a list of numbers")

@@ -1,12 +1,9 @@
 """What every verb does with errors: wrong input, interruption, a reader of its output that has gone."""
 
-import contextlib
 import functools
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import typer
 
@@ -44,16 +41,3 @@ def guarded(verb: Callable[..., int | None]) -> Callable[..., None]:
 def quiet_stdout() -> None:
     """Nothing can be written there: send what is still buffered nowhere, so that Python's own flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C has no effect inside: what was computed is being written, which takes a moment."""
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

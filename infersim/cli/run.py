@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .guard import INTERRUPTED, guarded, uninterrupted
+from infersim.interrupt import uninterrupted
+
+from .guard import INTERRUPTED, guarded
 from .options import Json, Overrides, Report, as_words
 
 SLO_MISSED = 1

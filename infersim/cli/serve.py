@@ -6,7 +6,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .guard import INTERRUPTED, guarded, uninterrupted
+from infersim.interrupt import uninterrupted
+
+from .guard import INTERRUPTED, guarded
 from .options import Overrides
 
 

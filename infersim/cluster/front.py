@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -237,12 +236,15 @@ class Front:
         """Request i stands at the front door."""
         self.order += 1
         self.entered[i] = time
-        pool, token = self.pool_of_request(i), self.token[i]
-        heappush(pool.queue, (self.priority[i], self.order, i, token))
+        pool, admission = self.pool_of_request(i), self.spec.admission
+        pool.queue.push(i, self.priority[i], self.order)
         self.admit(pool, time)
-        admission = self.spec.admission
         if admission and admission.max_queue is not None and len(pool.queue) > admission.max_queue:
-            self._refuse(pool, admission.max_queue, time)
+            refused = pool.queue.last()
+            pool.queue.remove(refused)
+            self.token[refused] += 1
+            self.refused.add(refused)
+            self._fail(refused, REJECTED, time)
 
     def is_current(self, i: int, token: int) -> bool:
         """Whether the attempt that had this token still goes on."""
@@ -287,16 +289,13 @@ class Front:
     def admit(self, pool: Pool, time: float) -> None:
         """Send on what waits at the front door for a pool, as far as there are replicas for it."""
         while pool.queue:
-            _, _, i, token = pool.queue[0]
-            if not self.is_current(i, token):  # its client has given up
-                heappop(pool.queue)
-                continue
             allowed = pool.allowed()
             if allowed is not None and not allowed.any():
                 if not pool.ready().any():
                     any(wake() for wake in pool.wakers)
                 return
-            heappop(pool.queue)
+            i = pool.queue.first()
+            pool.queue.remove(i)
             self.held_back[i] = time - self.entered[i]
             self.dispatch(i, allowed, time)
 
@@ -311,20 +310,11 @@ class Front:
         else:
             self.fleet.send(row, replica, time)
 
-    def _refuse(self, pool: Pool, max_queue: int, time: float) -> None:
-        """If the queue is too long, the least urgent request in it is refused, of equals the last."""
-        alive = [entry for entry in pool.queue if self.is_current(entry[2], entry[3])]
-        pool.queue[:] = sorted(alive)  # a sorted list is a heap
-        if len(alive) > max_queue:
-            _, _, i, _ = pool.queue.pop()
-            self.token[i] += 1
-            self.refused.add(i)
-            self._fail(i, REJECTED, time)
-
     def withdraw(self, i: int, time: float) -> None:
         """Request i's attempt ends here and now, wherever it is."""
         row = self.row[i]
         self.token[i] += 1
+        self.pool_of_request(i).queue.remove(i)
         if self.encode:
             self.encode.withdraw(i, time)
         if self.fleet.requests["replica"][row] >= 0:

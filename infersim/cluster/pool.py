@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -11,6 +12,42 @@ from .routers import Router
 
 READY, OFF, STARTING, DRAINING, DEAD = range(5)
 THERE = (READY, STARTING, DRAINING)
+
+
+class Queue:
+    """Requests that wait at the front door: the most urgent one first, of equals the one that came first."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[int, int, int]] = []
+        self._last: list[tuple[int, int, int]] = []
+        """heaps of the same, with some that have left"""
+        self._place: dict[int, int] = {}
+        """who waits -> its number in the order of coming"""
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def push(self, i: int, priority: int, order: int) -> None:
+        """Request i comes; lower priorities are more urgent."""
+        self._place[i] = order
+        heappush(self._first, (priority, order, i))
+        heappush(self._last, (-priority, -order, i))
+
+    def remove(self, i: int) -> None:
+        """Request i leaves, if it is there."""
+        self._place.pop(i, None)
+
+    def first(self) -> int:
+        """The most urgent request; there is one."""
+        while self._place.get(self._first[0][2]) != self._first[0][1]:
+            heappop(self._first)
+        return self._first[0][2]
+
+    def last(self) -> int:
+        """The least urgent request; there is one."""
+        while self._place.get(self._last[0][2]) != -self._last[0][1]:
+            heappop(self._last)
+        return self._last[0][2]
 
 
 class Pool:
@@ -37,8 +74,8 @@ class Pool:
         """f8[k]: since when each has been there, NaN if it is not"""
         self.available = np.zeros(k)
         """f8[k], s: how long each was there before"""
-        self.queue: list[tuple[int, int, int, int]] = []
-        """requests that no replica may have yet: (priority, order, request, token), a heap"""
+        self.queue = Queue()
+        """requests that no replica may have yet"""
         self.reserving: dict[int, deque] = {}
         """hand-overs that wait for KV blocks, by replica"""
         self.slots = slots

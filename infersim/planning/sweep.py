@@ -56,7 +56,7 @@ def sweep(
     missing = [(i, scenarios[i]) for i, outcome in enumerate(outcomes) if outcome is None]
     for i, outcome in map_unordered(_answer, missing, workers, executor, address):
         if files:
-            text = json.dumps({"set": points[i], **outcome}, indent=1, allow_nan=False)
+            text = json.dumps({"set": points[i], **outcome, "sha256": _digest(outcome)}, indent=1, allow_nan=False)
             replace_text(files[i], text + "\n", "--out")
         outcomes[i] = outcome
         done += 1
@@ -77,12 +77,18 @@ def _answer(task: tuple[int, Scenario]) -> tuple[int, dict[str, Any]]:
     return i, {"answer": summarize(results)}
 
 
+def _digest(outcome: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(outcome, sort_keys=True).encode()).hexdigest()
+
+
 def _read(file: Path) -> dict[str, Any] | None:
+    """What was computed; None if it is not there, or not as it was written."""
     try:
-        outcome = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(file.read_bytes())
+        outcome = {key: found[key] for key in ("answer", "error") if key in found}
+        return outcome if found.get("sha256") == _digest(outcome) else None
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError):
         return None
-    return {key: outcome[key] for key in ("answer", "error") if key in outcome}
 
 
 def name_of(scenario: Scenario) -> str:

@@ -33,21 +33,45 @@ def draw_arrivals(workload: Workload, n: int, seed: int) -> np.ndarray:
 def warped(times: np.ndarray, workload: Workload) -> np.ndarray:
     """Arrivals of a constant rate, moved so that at time t there are `curve` and `spikes` times as many of them.
 
-    A process of rate r f(t) is one of rate r at the times F(t), the integral of f (exact for a Poisson process).
+    A process of rate r f(t) is one of rate r at the times F(t), the integral of f (exact for a Poisson process). f is
+    the curve times one factor between two edges of spikes.
     """
-    curve = workload.curve or [(0.0, 1.0), (1.0, 1.0)]
-    period = curve[-1][0]
-    edges = {0.0} | {time for spike in workload.spikes for time in (spike.at, spike.at + spike.duration)}
-    mean = np.trapezoid([f for _, f in curve], [t for t, _ in curve]) / period
-    end = times[-1] / min(mean, 1.0) + max(edges) + period
-    steps = max(int(min(256 * max(end / period, 1), 2e6)), 4096)  # straight pieces: 1/256 of a period
-    grid = np.unique(np.concatenate((np.linspace(0.0, end * 2, steps), np.array(sorted(edges)))))
-    middle = (grid[1:] + grid[:-1]) / 2
-    factor = np.interp(middle % period, *np.array(curve).T)
+    curve = Curve(workload.curve or [(0.0, 1.0), (1.0, 1.0)])
+    edges = np.unique([0.0, *(time for spike in workload.spikes for time in (spike.at, spike.at + spike.duration))])
+    factor = np.ones(len(edges))
     for spike in workload.spikes:
-        factor = np.where((middle >= spike.at) & (middle < spike.at + spike.duration), factor * spike.factor, factor)
-    integral = np.concatenate(([0.0], np.cumsum(factor * np.diff(grid))))
-    return np.interp(times, integral, grid)
+        factor[(edges >= spike.at) & (edges < spike.at + spike.duration)] *= spike.factor
+    of_curve = curve.integral(edges)
+    reached = np.concatenate(([0.0], np.cumsum(np.diff(of_curve) * factor[:-1])))
+    piece = np.searchsorted(reached, times, side="right") - 1
+    return curve.inverse(of_curve[piece] + (times - reached[piece]) / factor[piece])
+
+
+class Curve:
+    """Straight lines between points (s, factor), over and over."""
+
+    def __init__(self, points: list[tuple[float, float]]):
+        self.times, self.factors = np.array(points).T
+        gaps = np.diff(self.times)
+        self.slopes = np.diff(self.factors) / gaps
+        self.reached = np.concatenate(([0.0], np.cumsum(gaps * (self.factors[1:] + self.factors[:-1]) / 2)))
+        """f8[n], s: the integral up to each point"""
+
+    def integral(self, times: np.ndarray) -> np.ndarray:
+        """f8[n], s: from 0 to each time."""
+        periods, rest = np.divmod(times, self.times[-1])
+        piece = np.clip(np.searchsorted(self.times, rest, side="right") - 1, 0, len(self.slopes) - 1)
+        more = rest - self.times[piece]
+        within = self.reached[piece] + more * (self.factors[piece] + self.slopes[piece] * more / 2)
+        return periods * self.reached[-1] + within
+
+    def inverse(self, integrals: np.ndarray) -> np.ndarray:
+        """f8[n], s: when the integral comes to each."""
+        periods, rest = np.divmod(integrals, self.reached[-1])
+        piece = np.clip(np.searchsorted(self.reached, rest, side="right") - 1, 0, len(self.slopes) - 1)
+        more, factor = rest - self.reached[piece], self.factors[piece]
+        root = np.sqrt(np.maximum(factor**2 + 2 * self.slopes[piece] * more, 0.0))
+        return periods * self.times[-1] + self.times[piece] + 2 * more / (factor + root)
 
 
 def ramp_rates(ramp_up: RampUp, n: int) -> np.ndarray:
