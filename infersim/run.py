@@ -20,7 +20,8 @@ from .cost.placement import Placement
 from .cost.steptime import provenance
 from .deployment import Deployment, deployments_of, served_name
 from .engine.compiled.state import COMPLETED
-from .engine.fleet import Fleet, ReplicaSpec
+from .engine.fleet import Fleet
+from .engine.replica import ReplicaSpec
 from .interrupt import uninterrupted
 from .metrics.replicas import Replicas
 from .metrics.result import Ran, Result
@@ -40,7 +41,6 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
-    _check_router(scenario, kinds)
     sites = sites_of(scenario, kinds)
     results: list[Result] = []
     previous: Requests | None = None
@@ -93,19 +93,10 @@ def _check_ranks(kinds: list[tuple[Deployment, Kind | EncodePool]]) -> None:
         )
 
 
-def _check_router(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool]]) -> None:
-    if any(deployment.engine.enable_prefix_caching for deployment, _ in kinds):
-        return
-    for name, router in scenario.cluster.routers.items():
-        if router.policy == "kv-aware":
-            raise InputError(f"{name}: kv-aware needs engine.enable_prefix_caching: true")
-
-
 def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
     _check_ranks(kinds)
-    _check_router(scenario, kinds)
     sites = sites_of(scenario, kinds)
     return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 

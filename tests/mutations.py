@@ -20,7 +20,8 @@ import numpy as np
 from infersim.cluster import routers
 from infersim.cost import attention_kernel, depth, floors, speculation, weight_only
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec
+from infersim.engine.fleet import Fleet
+from infersim.engine.replica import ReplicaSpec
 from infersim.explain import techniques
 from infersim.models.architecture import Attention, Model
 from infersim.reproduce.claims import CLOSED_FORM, FAILED, OK, SIMULATED, Claim, verdict

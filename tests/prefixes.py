@@ -9,8 +9,9 @@ from shared import SHARED
 
 from infersim.config.workload import Workload
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.workload.build import build_requests
 from infersim.workload.requests import Requests, own_text
 

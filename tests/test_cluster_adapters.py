@@ -17,8 +17,9 @@ from infersim.cost.lora import adapter_bytes
 from infersim.cost.placement import Placement
 from infersim.deployment import deployment_of
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.explain.summary import summarize
 from infersim.models.catalog import load_model
 from infersim.report.export import vllm_serve

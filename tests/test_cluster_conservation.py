@@ -14,8 +14,9 @@ from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_itl, floor_ttft
 from infersim.deployment import deployments_of
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.explain.summary import summarize
 from infersim.run import run
 from infersim.workload.requests import Requests

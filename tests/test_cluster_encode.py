@@ -13,8 +13,9 @@ from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
 from infersim.deployment import encoder_of
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.explain.summary import summarize
 from infersim.report.terminal import render
 from infersim.run import run

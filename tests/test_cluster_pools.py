@@ -15,8 +15,9 @@ from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.explain.summary import summarize
 from infersim.report.chrome_trace import chrome_trace
 from infersim.run import run

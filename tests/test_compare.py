@@ -14,7 +14,8 @@ from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario, load_scenario
 from infersim.deployment import deployment_of
 from infersim.engine.compiled.state import RESOURCES
-from infersim.engine.fleet import Fleet, ReplicaSpec
+from infersim.engine.fleet import Fleet
+from infersim.engine.replica import ReplicaSpec
 from infersim.explain.attribution import (
     divide_product,
     divide_sum,

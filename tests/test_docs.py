@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import infersim
 from infersim.cli.app import app
 from infersim.config.scenario import Scenario, load_scenario
+from infersim.deployment.compatibility import FACTS, RULES
 from infersim.report.reference import reference
 
 ROOT = Path(__file__).parents[1]
@@ -58,12 +59,12 @@ def test_public_names():
 
 def test_the_reference_is_what_the_schema_says():
     """docs/reference.md is `infersim show reference > docs/reference.md`."""
-    assert (DOCS / "reference.md").read_text() == reference()
+    assert (DOCS / "reference.md").read_text() == reference(RULES, FACTS)
 
 
 def test_reference_has_every_key():
     """Each key of a scenario and of its sections, each section linked."""
-    text = reference()
+    text = reference(RULES, FACTS)
     for name, field in Scenario.model_fields.items():
         assert f"| `{name}` |" in text
         if isinstance(field.default, object) and hasattr(type(field.default), "model_fields"):

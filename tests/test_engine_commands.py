@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from strategies import COLUMNS, Scenario, scenarios
 
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 
 quick = settings(max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 

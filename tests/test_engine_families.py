@@ -8,9 +8,10 @@ from infersim.config.hardware import load_hardware
 from infersim.config.presets import packaged_presets
 from infersim.deployment import resolve
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.knobs import lowered
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 
 
 def serve(requests, **knobs) -> np.ndarray:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from strategies import COLUMNS, InTurn, Scenario, scenarios
 
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
+from infersim.engine.replica import ReplicaSpec, make_knobs
 
 
 def fleet_of(scenario: Scenario, replicas: int = 1, keep_gaps: bool = False) -> Fleet:

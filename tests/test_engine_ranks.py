@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from infersim.engine.compiled.state import ATTENTION_PRICE, COLLECTIVES, RESOURCES, WEIGHTS
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 
 BUDGET, SEQUENCES = 64, 8
 

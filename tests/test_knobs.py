@@ -50,7 +50,7 @@ from infersim.report.reference import reference
 device = load_hardware("h100-sxm")
 print(json.dumps({
     "schema": json_schema()["$defs"]["Engine"]["properties"]["nap_time"]["description"],
-    "reference": [line for line in reference().splitlines() if "nap_time" in line],
+    "reference": [line for line in reference((), {}).splitlines() if "nap_time" in line],
     "record": str(state.KNOBS["nap_time"]),
     "key": build.key(),
     "presets": [preset.values["nap_time"] for preset in packaged_presets().values()],
@@ -80,7 +80,7 @@ def test_what_follows_from_the_table():
     properties = json_schema()["$defs"]["Engine"]["properties"]
     assert list(properties) == list(Engine.model_fields) == ["preset", *users]
     assert all(properties[knob.name]["description"] == knob.about for knob in KNOBS if knob.user)
-    assert all(f"| `{name}` |" in reference() for name in users)
+    assert all(f"| `{name}` |" in reference(RULES, FACTS) for name in users)
     assert set(vars(resolve(Engine(), H100, 4096))) == {knob.name for knob in KNOBS} | {"preset", "origin"}
     assert set(state.KNOBS.names) == lowered().keys() | {computed.name for computed in COMPUTED}
     for name, knob in lowered().items():
@@ -170,16 +170,19 @@ def test_a_knob_that_only_one_engine_has(tmp_path):
 
 def test_rules_name_what_there_is():
     """Every name in a condition or a message is a knob or a fact, and every key one of a scenario."""
-    known = {knob.name for knob in KNOBS} | FACTS.keys() | CONSTANTS.keys()
+    known = {knob.name for knob in KNOBS} | FACTS.keys() | CONSTANTS.keys() | {"max", "len"}
     for rule in RULES:
         names = {node.id for node in ast.walk(ast.parse(rule.when)) if isinstance(node, ast.Name)}
-        fields = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(rule.message) if name}
+        shown = Formatter().parse(rule.key + rule.message)
+        fields = {re.split(r"[.\[]", name)[0] for _, name, _, _ in shown if name}
         assert names | fields <= known, rule
         users = re.findall(r"user\.(\w+)", f"{rule.when} {rule.message}")
         assert set(users) <= Engine.model_fields.keys(), rule
+        if rule.key.startswith("{"):
+            continue
         section, _, key = rule.key.partition(".")
         kind = Scenario.model_fields[section].annotation
-        assert not key or section == "speculation" or key in kind.model_fields, rule
+        assert not key or section in ("speculation", "cluster") or key in kind.model_fields, rule
 
 
 def test_all_that_does_not_go_together_is_said_at_once():

@@ -17,7 +17,8 @@ from infersim.config.speculation import Acceptance, Speculation
 from infersim.cost.batch import Part, batch_time, draft_time, drafting_time, step_split, step_time
 from infersim.deployment import deploy
 from infersim.engine.compiled.state import RESOURCES
-from infersim.engine.fleet import Fleet, ReplicaSpec
+from infersim.engine.fleet import Fleet
+from infersim.engine.replica import ReplicaSpec
 from infersim.workload.acceptance import acceptance_table
 
 DRAFT = RESOURCES.index("draft")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from infersim.engine.compiled.state import ATTENTION_PRICE, RESOURCES
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 
 STEP = 0.01  # seconds of any step
 

@@ -15,8 +15,9 @@ from infersim.config.scenario import build_scenario
 from infersim.config.workload import Workload
 from infersim.deployment import deploy, resolve
 from infersim.engine.compiled import state
-from infersim.engine.fleet import Fleet, ReplicaSpec, make_knobs
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.run import run
 from infersim.workload.build import build_requests
 from infersim.workload.requests import own_text
@@ -211,8 +212,6 @@ def test_kv_from_elsewhere_stays_first_in_longest_prefix_order():
 
 
 def test_windows_and_other_policies_are_refused():
-    with pytest.raises(ValueError, match="one KV group"):
-        fleet(100, kv_window=(5,), kv_multiplicity=(1,))
     hardware = load_hardware("h100-sxm")
     with pytest.raises(InputError, match="lpm sorts by what a radix tree has"):
         resolve(Engine(scheduling_policy="lpm"), hardware, 8192)

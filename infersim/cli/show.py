@@ -222,7 +222,7 @@ def engines(as_json: Json = False) -> None:
 @app.command("compatibility")
 @guarded
 def compatibility(as_json: Json = False) -> None:
-    """What does not go together in one replica: the condition, the key to change, and why."""
+    """What does not go together: the condition, the key to change, and why."""
     from infersim.deployment.compatibility import FACTS, RULES
 
     if as_json:
@@ -379,9 +379,10 @@ def schema() -> None:
 @guarded
 def reference() -> None:
     """Every key of scenario and plan files, as Markdown."""
+    from infersim.deployment.compatibility import FACTS, RULES
     from infersim.report.reference import reference as text
 
-    print(text(), end="")
+    print(text(RULES, FACTS), end="")
 
 
 def _list_folder(folder: str, as_json: bool) -> None:

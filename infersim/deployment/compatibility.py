@@ -1,7 +1,4 @@
-"""What does not go together in one replica: one table, printed by `infersim show compatibility`.
-
-Groups of sequences (groups.py) and clusters (kinds.py) have conditions of their own.
-"""
+"""What does not go together: one table, printed by `infersim show compatibility` and in docs/reference.md."""
 
 from types import CodeType
 from typing import Any, NamedTuple
@@ -16,7 +13,7 @@ WHOLE = ("max-model-len", "output-length", "power-of-two")
 
 class Rule(NamedTuple):
     """when: a condition in Python, of knobs by name and of FACTS. key: what to change. message: why, and what would be
-    right; names in braces are shown by their values."""
+    right; names in braces, in a key too, are shown by their values."""
 
     when: str
     key: str
@@ -105,6 +102,51 @@ RULES: tuple[Rule, ...] = (
          "has no room for a KV block of {block_of_all:,.0f} B; must be 0, or at least that"),
     Rule("preemption_mode == 'swap' and 0 < swap_space < block_bytes", "engine.swap_space",
          "has no room for a KV block of {block_bytes:,.0f} B; must be 0, or at least that"),
+    # requests of several sequences
+    Rule("beams and not sequence_groups", "{asked}",
+         "{preset} has no beams in its scheduler (vLLM had until 0.6.2); engine.preset must be vllm-0"),
+    Rule("grouped and allocator != 'paged'", "{asked}", "sequences share pages; engine.allocator must be paged"),
+    Rule("grouped and allocator == 'paged' and reserve not in ('first-chunk', 'whole-prompt')", "{asked}",
+         "sequences take pages as they grow; engine.reserve must be first-chunk or whole-prompt"),
+    Rule("grouped and enable_prefix_caching", "{asked}",
+         "blocks of a group are not looked up by others here; engine.enable_prefix_caching must be false"),
+    Rule("grouped and async_scheduling", "{asked}",
+         "which sequences go on is known with their tokens; engine.async_scheduling must be false"),
+    Rule("grouped and jump_forward_share > 0", "{asked}",
+         "is not modelled with jumps; engine.jump_forward_share must be 0"),
+    Rule("grouped and speculation", "{asked}",
+         "vLLM 0 verifies no drafts of several sequences; speculation must be null"),
+    Rule("grouped and parallelism.pipeline > 1", "{asked}",
+         "is not modelled with pipeline stages; parallelism.pipeline must be 1"),
+    Rule("grouped and windows", "{asked}", "is modelled for full attention only; {model.name} has windows or states"),
+    Rule("grouped and sequences > max_num_seqs", "{asked}",
+         "{sequences} sequences of one request never run at once; must be at most engine.max_num_seqs,"
+         " {max_num_seqs}"),
+    Rule("grouped and preemption_mode == 'recompute' and origin['preemption_mode'] == 'user'", "{asked}",
+         "vLLM 0 cannot recompute several sequences; engine.preemption_mode must be swap"),
+    Rule("grouped and hardware.pcie_bandwidth is None", "{asked}",
+         "sequences are swapped over hardware.pcie_bandwidth, which {hardware.name} has not"),
+    Rule("len(group_sizes) > 1", "{asked}",
+         "some replicas make one group of a prompt's samples, others requests; must be alike"),
+    Rule("max(group_sizes) > 1 and (cluster.prefill or cluster.encode)", "{asked}",
+         "groups of sequences are not handed over; cluster.prefill and cluster.encode must be null"),
+    # several kinds of replicas
+    Rule("(cluster.encode is None) != (workload.images is None)", "cluster.encode and workload.images",
+         "one without the other is not modelled; give both"),
+    Rule("cluster.prefill and model != first", "cluster.{where}.model",
+         "must be that of the decode replicas, whose KV it computes (got {model.name} and {first.name})"),
+    Rule("not cluster.prefill and model != first and not (workload.models or workload.model_column)",
+         "cluster.{where}.model",
+         "must be that of kinds.0, unless workload.models says which model requests ask for (got {model.name} and"
+         " {first.name})"),
+    Rule("model != namesake", "cluster.{where}.served_model_name", "{served} is another model already; must differ"),
+    Rule("adapters != namesakes_adapters", "cluster.{where}.lora.adapters",
+         "must be those of the other replicas of {served}"),
+    Rule("adapters and taken", "cluster.{where}.lora.adapters", "{taken[0]!r} is another model's name; must differ"),
+    Rule("adapters and hardware.pcie_bandwidth is None", "hardware.pcie_bandwidth",
+         "missing; adapters are loaded over it ({hardware.name})"),
+    Rule("router.policy == 'kv-aware' and not any_prefix_caching", "{where}",
+         "kv-aware needs engine.enable_prefix_caching: true"),
 )  # fmt: skip
 
 FACTS = {
@@ -122,6 +164,23 @@ FACTS = {
     "several_groups": "its KV memory is not one group with full attention",
     "block_bytes": "of a KV block on one GPU",
     "block_of_all": "of a KV block on all GPUs of a data-parallel rank",
+    "model": "of the replica",
+    "asked": "workload.beam_width or workload.n: which of them asks for several sequences of a request",
+    "beams": "they are beams",
+    "sequences": "so many",
+    "grouped": "the engine schedules them as a group",
+    "group_sizes": "sequences of a request, in each kind of replicas",
+    "cluster": "of the scenario",
+    "workload": "of the scenario",
+    "where": "the kind of replicas, or the router, by its key",
+    "first": "the model of the first kind",
+    "served": "what requests call the model of a kind",
+    "namesake": "the first model that they call so",
+    "adapters": "of the kind",
+    "namesakes_adapters": "of the first kind with that model",
+    "taken": "adapters whose names are another model's, or another model's adapter's",
+    "router": "of the cluster, or of a pool",
+    "any_prefix_caching": "some replica caches prefixes",
 }
 """what conditions may name beside the knobs"""
 CONSTANTS = {"WHOLE": WHOLE, "MAX_LOGITS": MAX_LOGITS}
@@ -140,10 +199,11 @@ def check(**facts: Any) -> None:
     """InputError with all that does not go together in these facts; rules that need others are left for later."""
     known = facts | CONSTANTS
     names = set(known) | {knob.name for knob in KNOBS} | set(FACTS)
+    shown = _Shown(known)
     problems = [
-        f"{rule.key}: {rule.message.format_map(_Shown(known))}"
+        f"{rule.key.format_map(shown)}: {rule.message.format_map(shown)}"
         for rule in RULES
         if (set(_COMPILED[rule.when].co_names) & names) <= known.keys() and eval(_COMPILED[rule.when], {}, known)
     ]
     if problems:
-        raise InputError(problems)
+        raise InputError(dict.fromkeys(problems))

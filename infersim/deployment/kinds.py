@@ -12,7 +12,8 @@ from infersim.cost.memory import memory_waterfall
 from infersim.cost.placement import Placement
 from infersim.models.architecture import MLP, Attention, Layer, Model
 
-from .groups import check_groups, with_groups
+from .compatibility import check
+from .groups import asked_by, with_groups
 from .lower import Deployment, EncoderDeployment
 from .resolve import deploy, resolve
 
@@ -23,44 +24,24 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePo
     InputError if models differ and requests do not say which they ask for, or if two have one name.
     """
     cluster, workload = scenario.cluster, scenario.workload
-    if (cluster.encode is None) != (workload.images is None):
-        raise InputError("cluster.encode and workload.images: one without the other is not modelled; give both")
+    about = {"cluster": cluster, "workload": workload}
+    check(**about)
     kinds = [(_deployment(scenario, kind), kind) for kind in cluster.groups if isinstance(kind, Kind)]
-    check_groups(cluster, workload, [deployment for deployment, _ in kinds])
-    first = kinds[0][0].model
-    named: dict[str, Model] = {}
-    for (deployment, kind), where in zip(kinds, cluster.group_names, strict=False):
-        got = f"(got {deployment.model.name} and {first.name})"
-        if deployment.model != first and cluster.prefill:
-            raise InputError(f"cluster.{where}.model: must be that of the decode replicas, whose KV it computes {got}")
-        if deployment.model != first and not (workload.models or workload.model_column):
-            raise InputError(
-                f"cluster.{where}.model: must be that of kinds.0, unless workload.models says which model requests ask"
-                f" for {got}"
-            )
-        name = served_name(deployment, kind)
-        if named.setdefault(name, deployment.model) != deployment.model:
-            raise InputError(f"cluster.{where}.served_model_name: {name} is another model already; must differ")
-    _check_adapters(kinds, cluster.group_names)
+    check(**about, asked=asked_by(workload), group_sizes={deployment.num_sequences for deployment, _ in kinds})
+    served = [served_name(*each) for each in kinds]
+    lora = [deployment.lora.adapters if deployment.lora else {} for deployment, _ in kinds]
+    owners = dict(zip(served, served, strict=True))
+    for (deployment, _), where, name, own in zip(kinds, cluster.group_names, served, lora, strict=False):
+        same = served.index(name)
+        taken = [short(each)[1:-1] for each in own if each in served or owners.setdefault(each, name) != name]
+        check(
+            **about, where=where, model=deployment.model, hardware=deployment.hardware, first=kinds[0][0].model,
+            served=name, namesake=kinds[same][0].model, adapters=own, namesakes_adapters=lora[same], taken=taken,
+        )  # fmt: skip
+    caches = any(deployment.engine.enable_prefix_caching for deployment, _ in kinds)
+    for where, router in cluster.routers.items():
+        check(where=where, router=router, any_prefix_caching=caches)
     return [*kinds, (encoder_of(scenario), cluster.encode)] if cluster.encode else [*kinds]
-
-
-def _check_adapters(kinds: list[tuple[Deployment, Kind]], keys: list[str]) -> None:
-    """InputError if an adapter has another model's name, or if only some of a model's replicas have it."""
-    models = [served_name(deployment, kind) for deployment, kind in kinds]
-    owner = {model: model for model in models}
-    of_model: dict[str, dict[str, int]] = {}
-    for (deployment, _), model, key in zip(kinds, models, keys, strict=False):
-        own = deployment.lora.adapters if deployment.lora else {}
-        if own != of_model.setdefault(model, own):
-            raise InputError(f"cluster.{key}.lora.adapters: must be those of the other replicas of {model}")
-        for adapter in own:
-            if adapter in models or owner.setdefault(adapter, model) != model:
-                raise InputError(f"cluster.{key}.lora.adapters: {short(adapter)} is another model's name; must differ")
-        if own and deployment.hardware.pcie_bandwidth is None:
-            raise InputError(
-                f"hardware.pcie_bandwidth: missing; adapters are loaded over it ({deployment.hardware.name})"
-            )
 
 
 def encoder_of(scenario: Scenario) -> EncoderDeployment:

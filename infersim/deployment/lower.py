@@ -18,9 +18,9 @@ from infersim.cost.efficiency import efficiency
 from infersim.cost.memory import MAX_BLOCKS, Memory
 from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
-from infersim.engine.fleet import ReplicaSpec, make_knobs
 from infersim.engine.knobs import lowered
 from infersim.engine.price import DraftCost, StepCost
+from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.models.architecture import Model
 from infersim.workload.acceptance import acceptance_table
 

@@ -1,61 +1,17 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
 import ctypes
-import mmap
-import sys
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from .compiled import state
 from .compiled.build import load
 from .compiled.draws import make_keys, uniforms
-from .price import Acceptance, DraftCost, StepCost, rows_of_kinds
-
-MAP_NORESERVE = 0x4000  # linux/mman.h; Python names it from 3.13 on
-
-
-@dataclass(frozen=True)
-class ReplicaSpec:
-    """What the engine needs to know of one replica.
-
-    knobs: a state.KNOBS record (np.void); cost: its StepCost; draft: what drafting adds, None without speculation;
-    drafts: i4[max_num_seqs + 1], drafts of a sequence by running sequences.
-    """
-
-    knobs: np.void
-    cost: StepCost
-    draft: DraftCost | None = None
-    drafts: np.ndarray | None = None
-
-
-def make_knobs(**values) -> np.void:
-    """A state.KNOBS record; what is not given is zero, but one full-attention KV group and one step in flight.
-
-    Choices (order, reserve, late_hits, allocator, policy) are words: keys of state.CODES.
-    """
-    knobs = np.zeros((), state.KNOBS)
-    knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = knobs["num_sequences"] = 1
-    knobs["kv_multiplicity"][0] = 1
-    knobs["order"] = state.ORDERS["running-first"]
-    for name, value in values.items():
-        if knobs[name].ndim:  # one per KV group, or per tier
-            knobs[name][: len(value)] = value
-        else:
-            knobs[name] = state.CODES[name][value] if name in state.CODES else value
-    if "kv_window" in values:
-        knobs["num_kv_groups"] = len(values["kv_window"])
-    return cast(np.void, knobs[()])
-
-
-def _untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that take memory only where they are used, so that 1000 replicas fit."""
-    size = max(int(np.prod(shape)) * dtype.itemsize, 1)
-    if sys.platform != "linux":
-        return np.zeros(shape, dtype)
-    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    return np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape)
+from .memory import size_memory, untouched
+from .price import Acceptance
+from .replica import ReplicaSpec
+from .tables import lay_drafts, lay_prices
 
 
 class Fleet:
@@ -64,8 +20,7 @@ class Fleet:
     replicas: one ReplicaSpec each; ranks: schedulers per replica that step in lock step (data-parallel attention);
     keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token); shares_text: prompts
     may begin with text of one another, so that prefix caching has to know every block from the start; acceptance: of
-    drafts, where replicas have them; seed: of the draws.
-    Raises ValueError if a replica's KV pool cannot hold one sequence of max_model_len.
+    drafts, where replicas have them; seed: of the draws. What replicas cannot be is in deployment/compatibility.py.
     """
 
     def __init__(
@@ -79,8 +34,6 @@ class Fleet:
     ):
         n = len(replicas)
         self.knobs = np.array([replica.knobs for replica in replicas], state.KNOBS)
-        for knobs in self.knobs:
-            self._check(knobs)
         max_num_seqs = int(self.knobs["max_num_seqs"].max())
         steps_in_flight = int(self.knobs["steps_in_flight"].max())
         self.call = np.zeros(1, state.CALL)
@@ -103,9 +56,20 @@ class Fleet:
         if (self.knobs["num_sequences"] != self.num_sequences).any():
             raise ValueError("all replicas must have the same num_sequences")
         self.sequences = np.zeros((1, self.num_sequences), state.SEQUENCE)
-        self._make_blocks(ranks)
-        self._load_prices(replicas)
-        self._load_speculation(replicas, acceptance)
+        size_memory(self.knobs, self.schedulers, self.call, shares_text)
+        self.blocks, self.nodes, self.tables = (
+            untouched(self._shape(name), np.dtype(state.ARRAYS[name][0])) for name in ("blocks", "nodes", "tables")
+        )
+        self.hashes = self._zeros("hashes")
+        self.segments = np.zeros(1, state.SEGMENT)
+        self.num_segments = 0
+        self.prices, self.attention, self.table, self.busy_by_resource = lay_prices(replicas)
+        self.steps_priced = np.zeros(len(self.table))
+        self.plan, self.draft_attention = lay_drafts(replicas, max_num_seqs)
+        self.acceptance = acceptance
+        self.accepted = np.zeros(1) if acceptance is None else acceptance.accepted.reshape(-1).astype("f8")
+        self.call["depth"] = 0 if acceptance is None else acceptance.accepted.shape[2]
+        self.call["table_size"], self.call["num_accepted"] = len(self.table), len(self.accepted)
         self.call["max_events"] = 2 * max_num_seqs + 64
         self.sums, self.scratch, self.due = (self._zeros(name) for name in ("sums", "scratch", "due"))
         self.running, self.steps, self.drafts = (self._zeros(name) for name in ("running", "steps", "drafts"))
@@ -120,37 +84,6 @@ class Fleet:
         self._requests = np.zeros(0, state.REQUEST)
         self._moved()
 
-    @staticmethod
-    def _check(knobs) -> None:
-        block_size, budget = int(knobs["block_size"]), int(knobs["max_num_batched_tokens"])
-        whole = -(-int(knobs["max_model_len"]) // block_size)
-        groups = zip(knobs["kv_window"], knobs["kv_multiplicity"][: knobs["num_kv_groups"]], strict=False)
-        blocks = 0
-        for window, tables in groups:
-            held = -(-(int(window) - 1 + budget) // block_size) + 1  # as allocation.blocks_of_whole_sequence
-            blocks += int(tables) * (1 if window == 1 else min(whole, held) if window else whole)
-        if knobs["allocator"] == state.BUDDY:
-            blocks = 1 << (blocks - 1).bit_length()
-        if blocks > knobs["num_gpu_blocks"] - 1:
-            raise ValueError(
-                f"a sequence of max_model_len needs {blocks} blocks; {knobs['num_gpu_blocks'] - 1} are usable"
-            )
-        if knobs["num_sequences"] > 1:
-            windows = knobs["num_kv_groups"] > 1 or knobs["kv_window"][0] > 0
-            ahead = knobs["steps_in_flight"] > 1 or knobs["async_scheduling"]
-            if windows or ahead or knobs["allocator"] or knobs["enable_prefix_caching"]:
-                raise ValueError("groups need paged full attention, no prefix caching, and one step at a time")
-            if knobs["reserve"] not in (state.RESERVE_FIRST_CHUNK, state.RESERVE_WHOLE_PROMPT):
-                raise ValueError("groups take blocks as they grow")
-            if knobs["num_sequences"] > knobs["max_num_seqs"]:
-                raise ValueError(f"{knobs['num_sequences']} sequences of one request are above max_num_seqs")
-        if knobs["radix"] and (knobs["num_kv_groups"] > 1 or knobs["kv_window"].any() or knobs["allocator"]):
-            raise ValueError("a radix tree needs pages of one KV group with full attention")
-        if knobs["policy"] == state.LONGEST_PREFIX and not knobs["radix"]:
-            raise ValueError("longest-prefix order needs a radix tree")
-        if not knobs["chunked_prefill"] and knobs["max_num_batched_tokens"] < knobs["max_model_len"]:
-            raise ValueError("without chunked prefill max_num_batched_tokens must be at least max_model_len")
-
     def _shape(self, name: str) -> tuple[int, ...]:
         """What state.ARRAYS declares, of this fleet."""
         call = self.call[0]
@@ -158,98 +91,6 @@ class Fleet:
 
     def _zeros(self, name: str) -> np.ndarray:
         return np.zeros(self._shape(name), state.ARRAYS[name][0])
-
-    def _make_blocks(self, ranks: int) -> None:
-        """Room for blocks and block tables, as far as prefix caching may need them: memory that is not yet touched."""
-        caching = self.knobs["enable_prefix_caching"] != 0
-        num_tables = np.array([int(k["kv_multiplicity"][: k["num_kv_groups"]].sum()) for k in self.knobs])
-        stride = -(-self.knobs["max_model_len"] // self.knobs["block_size"])
-        self.schedulers["num_tables"], self.schedulers["table_stride"] = num_tables.repeat(ranks), stride.repeat(ranks)
-        self.schedulers["new_token_ratio"] = self.knobs["new_token_ratio"].repeat(ranks)
-        self.schedulers["free_table"] = self.schedulers["blocked_request"] = -1
-        windows = self.knobs["kv_window"].any(axis=1) | (num_tables > 1)
-        tiered = self.knobs["tier_blocks"].any(axis=1)
-        self.schedulers["identified"] = np.where(caching & (windows | tiered | self.shares_text), -1, 0).repeat(ranks)
-        slots = self.knobs["num_gpu_blocks"] + (self.knobs["tier_blocks"] + 1).sum(axis=1) * tiered
-        num_blocks = 1 << (int(slots[caching].max(initial=1)) - 1).bit_length()
-        num_nodes = 1 << (int(self.knobs["num_gpu_blocks"][self.knobs["radix"] != 0].max(initial=1)) - 1).bit_length()
-        if self.num_sequences > 1:  # twice the GPU's: groups that a schedule gives up keep their trees until it is made
-            num_blocks = int((2 * self.knobs["num_gpu_blocks"] + self.knobs["num_cpu_blocks"]).max())
-        kept = caching | (self.knobs["allocator"] != state.PAGED)
-        rows = (1 + state.RESERVED_PER_SEQUENCE) * int(self.knobs["max_num_seqs"][kept].max(initial=0)) + 1
-        columns = max(int((num_tables * stride)[caching].max(initial=0)) + 1, 2)
-        self.call["num_blocks"], self.call["num_nodes"] = num_blocks, num_nodes
-        self.call["num_table_rows"], self.call["num_table_columns"] = rows, columns
-        self.blocks, self.nodes, self.tables = (
-            _untouched(self._shape(name), np.dtype(state.ARRAYS[name][0])) for name in ("blocks", "nodes", "tables")
-        )
-        self.hashes = self._zeros("hashes")
-        self.segments = np.zeros(1, state.SEGMENT)
-        self.num_segments = 0
-
-    def _load_speculation(self, replicas: list[ReplicaSpec], acceptance: Acceptance | None) -> None:
-        """Drafts by running sequences, and how many of them are accepted."""
-        n = len(replicas)
-        self.acceptance = acceptance
-        self.accepted = np.zeros(1) if acceptance is None else acceptance.accepted.reshape(-1).astype("f8")
-        self.call["depth"] = 0 if acceptance is None else acceptance.accepted.shape[2]
-        self.call["num_accepted"] = len(self.accepted)
-        self.plan = np.zeros((n, int(self.call["max_num_seqs"][0]) + 1, 2), "i4")
-        self.draft_attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
-        for r, replica in enumerate(replicas):
-            if replica.draft is not None and (k := replica.drafts) is not None:
-                self.plan[r, : len(k), 0], self.plan[r, : len(k), 1] = k, replica.draft.passes[k]
-                self.draft_attention[r, : len(replica.draft.attention)] = rows_of_kinds(replica.draft, replica.cost)
-
-    def _load_prices(self, replicas: list[ReplicaSpec]) -> None:
-        """Lay each distinct cost's tables into one flat array."""
-        n = len(replicas)
-        self.prices = np.zeros(n, state.PRICE)
-        self.prices["slow"] = 1.0
-        self.attention = np.zeros((n, state.MAX_ATTENTION_KINDS), state.ATTENTION_PRICE)
-        parts: list[np.ndarray] = []
-        shares: list[np.ndarray] = []
-        offsets: dict[int, Any] = {}
-        end = 0
-        for r, replica in enumerate(replicas):
-            knobs, cost, draft = self.knobs[r], replica.cost, replica.draft
-            most = 0 if draft is None or replica.drafts is None else int(replica.drafts.max())
-            logits = min(knobs["max_num_seqs"] * (1 + most), knobs["max_num_batched_tokens"])
-            if len(cost.linear) <= knobs["max_num_batched_tokens"] or len(cost.head) <= logits:
-                raise ValueError("the cost tables end before max_num_batched_tokens or max_num_seqs")
-            if cost.shared is not None and len(cost.shared) <= knobs["max_num_batched_tokens"]:
-                raise ValueError("the table of the ranks' shared work ends before max_num_batched_tokens")
-            if id(cost) not in offsets:
-                tables = [cost.linear, cost.head] + ([] if cost.shared is None else [cost.shared])
-                starts = end + np.cumsum([0, *map(len, tables)])
-                offsets[id(cost)] = (starts[0], starts[1], -1 if cost.shared is None else starts[2])
-                parts += tables
-                end = starts[-1]
-                shares.append(np.full(sum(map(len, tables)), cost.issue_share))
-            self.prices[r]["linear"], self.prices[r]["head"], self.prices[r]["shared"] = offsets[id(cost)]
-            self.prices[r]["draft_first"] = -1
-            if draft is not None:
-                if id(draft) not in offsets:
-                    tables = [draft.first, draft.once, draft.following]
-                    offsets[id(draft)] = end + np.cumsum([0, *map(len, tables)])
-                    for table in tables:
-                        parts.append(np.zeros((len(table), len(state.RESOURCES))))
-                        parts[-1][:, state.DRAFT] = table
-                        shares.append(np.full(len(table), cost.issue_share))
-                    end = offsets[id(draft)][-1]
-                names = ("draft_first", "draft_once", "draft_following")
-                for name, offset in zip(names, offsets[id(draft)][:3], strict=True):
-                    self.prices[r][name] = offset
-                self.prices[r]["num_draft_kinds"] = len(draft.attention)
-                self.prices[r]["first_attends"] = draft.first_attends
-            self.prices[r]["issue_share"] = cost.issue_share
-            self.prices[r]["num_kinds"] = len(cost.attention)
-            self.attention[r, : len(cost.attention)] = cost.attention
-        by_resource = np.concatenate(parts)
-        self.table = by_resource.sum(axis=1)
-        self.busy_by_resource = by_resource * np.concatenate(shares)[:, None]
-        self.steps_priced = np.zeros(len(self.table))
-        self.call["table_size"] = len(self.table)
 
     @property
     def requests(self) -> np.ndarray:

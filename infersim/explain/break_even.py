@@ -17,8 +17,9 @@ from infersim.cost.placement import Placement
 from infersim.cost.weight_only import KERNELS, crossover_rows
 from infersim.engine.compiled.state import ACTIVATIONS, COMPUTE, CPU, DISK, KV, WEIGHTS
 from infersim.engine.early_exit import POLICIES, decode, full_depth
-from infersim.engine.fleet import Fleet, ReplicaSpec
+from infersim.engine.fleet import Fleet
 from infersim.engine.price import Depths, DraftCost, StepCost
+from infersim.engine.replica import ReplicaSpec
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (256, 1024, 4096, 16384, 65536)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, REJECTION_REASONS, TIMED_OUT
-from infersim.engine.fleet import ReplicaSpec
+from infersim.engine.replica import ReplicaSpec
 
 from .replicas import Replicas
 

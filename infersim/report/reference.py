@@ -1,5 +1,6 @@
 """The reference of scenario and plan files as Markdown, from their schema."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from infersim.config.base import field_docstrings
@@ -9,8 +10,9 @@ from infersim.config.schema import json_schema
 WIDE = 150
 
 
-def reference() -> str:
-    """Every key of a scenario, section by section, with its kind, default and meaning; then those of a plan."""
+def reference(rules: Iterable[tuple[str, str, str]], facts: Mapping[str, str]) -> str:
+    """Every key of a scenario, section by section, with its kind, default and meaning; then those of a plan; then what
+    does not go together: (condition, key, message), and what conditions may name beside knobs."""
     schema = json_schema()
     parts = [
         "# Reference of scenario and plan files",
@@ -31,6 +33,11 @@ def reference() -> str:
         plan["properties"][key]["description"] = text
     parts += ["## Plan", "All keys of a scenario, the same for all candidates, and:"]
     parts.append(_keys(plan["properties"], plan.get("required", ())))
+    parts += ["## What does not go together", "Conditions name keys of `engine`, and what the last table explains."]
+    lines = ["| when | key | message |", "|---|---|---|"]
+    parts.append("\n".join(lines + [f"| `{_cell(when)}` | {key} | {_cell(text)} |" for when, key, text in rules]))
+    lines = ["| name in conditions | |", "|---|---|"]
+    parts.append("\n".join(lines + [f"| `{name}` | {_cell(about)} |" for name, about in facts.items()]))
     return "\n\n".join(parts) + "\n"
 
 
