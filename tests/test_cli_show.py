@@ -68,7 +68,7 @@ def test_hardware_is_listed_and_shown_in_full():
 def test_lists_are_searched_by_a_part_of_a_name_vendor_or_family():
     named = [row["name"] for row in json.loads(show("hardware", "AMD", "--json").stdout)]
     assert named == [name for name in names("hardware_profiles") if name.startswith("mi")]
-    assert {row["family"] for row in json.loads(show("models", "gemma", "--json").stdout)} == {"gemma2", "gemma3_text"}
+    assert {row["family"] for row in json.loads(show("models", "gemma", "--json").stdout)} > {"gemma2", "gemma3_text"}
     for what in ("hardware", "models"):
         assert "nothing has 'no-such-thing' in it" in show(what, "no-such-thing").stderr
 

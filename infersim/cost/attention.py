@@ -8,6 +8,7 @@ from typing import Any
 
 from infersim.config.precision import BYTES
 from infersim.models.architecture import Attention, Layer, Linear
+from infersim.models.attention import STATE_PASSES
 
 from .operator import Operator, Pass
 
@@ -31,6 +32,7 @@ def attention_operators(layer: Layer, shape: Pass, count: int) -> list[Operator]
     if latent is not None:
         operators += _absorbed(attention, latent, shape, count)
     elif attention.kind != "linear":
+        operators += _indexer(attention, shape, count) if attention.has_indexer else []
         operators += _keyed(layer, shape, count)
     if attention.output_gate:
         operators.append(shape.elementwise("output_gate", count, 3 * output.inputs))
@@ -58,12 +60,22 @@ def _keyed(layer: Layer, shape: Pass, count: int) -> list[Operator]:
         "dtype": shape.precision.kv_cache,
         "rate": shape.dtype,
         "count": count,
-        "window": -attention.window if attention.kind == "chunk" else attention.window,
+        "window": -attention.window if attention.kind == "chunk" else attention.window or attention.index_topk,
         "shape": {"heads": attention.num_heads, "kv_heads": attention.num_kv_heads, "head_dim": attention.head_dim},
     }
+    if not attention.kv_shared:
+        operators.append(
+            Operator(
+                "kv_cache_write",
+                "elementwise",
+                shape.dtype,
+                count,
+                "tokens",
+                kv={"tokens": key_bytes / context},
+                activations={"tokens": elements * shape.width},
+            )
+        )
     operators += [
-        Operator("kv_cache_write", "elementwise", shape.dtype, count, "tokens",
-                 kv={"tokens": key_bytes / context}, activations={"tokens": elements * shape.width}),
         # under context parallelism a rank has the queries of all and a part of their keys
         Operator("attention_decode", "attention_decode", per="decodes",
                  flops={"decode_keys": 2 * attention.num_heads * width}, kv={"decode_keys": key_bytes / context},
@@ -147,22 +159,24 @@ def _indexer(attention: Attention, shape: Pass, count: int) -> list[Operator]:
 
 
 def _recurrent(attention: Attention, shape: Pass, count: int) -> list[Operator]:
-    """A layer with a state instead of keys (gated delta rule): a window of one key, which stands for the state.
+    """A layer with a state instead of keys: a window of one key, which stands for the state.
 
-    A decode reads and writes the state: 4 multiplications with it (decay, prediction, update, output). Prefill works
-    in chunks: per chunk the state is read and written, and tokens meet those of their own chunk.
+    A decode reads and writes the state; its multiplications with it are STATE_PASSES. Prefill works in chunks: per
+    chunk the state is read and written, and tokens meet those of their own chunk.
     """
     n, k, v = attention.num_heads, attention.head_dim, attention.v_head_dim
     state = 2 * attention.state_bytes(shape.width)
     moved = (2 * attention.key_width + 2 * attention.value_width) * shape.width
-    inside = n * DELTA_CHUNK * 2 * (2 * k + v)
+    passes = STATE_PASSES[attention.recurrence]
+    inside = n * DELTA_CHUNK * 2 * (2 * k + v) * bool(passes)
+    whole = 2 * passes * n * k * v
     common: dict[str, Any] = {"dtype": shape.dtype, "count": count, "window": 1, "row": "state"}
     return [
         shape.elementwise("conv1d", count, 2 * attention.conv_width, attention.vector_params),
-        Operator("recurrent_decode", "recurrent", per="decodes", flops={"decode_keys": 8 * n * k * v},
+        Operator("recurrent_decode", "recurrent", per="decodes", flops={"decode_keys": whole},
                  kv={"decode_keys": state}, activations={"decodes": moved}, **common),
         Operator("recurrent_prefill", "recurrent", per="prefill_tokens",
-                 flops={"prefill_pairs": inside + 8 * n * k * v}, kv={"prefill_keys": state / DELTA_CHUNK},
+                 flops={"prefill_pairs": inside + whole}, kv={"prefill_keys": state / DELTA_CHUNK},
                  activations={"prefill_tokens": moved}, **common),
         shape.elementwise("gated_norm", count, 3 * attention.value_width),
     ]  # fmt: skip

@@ -52,7 +52,10 @@ def _backfill(early_exit: EarlyExit, placement: Placement, layer: int) -> float:
     model, hardware = placement.model, placement.hardware
     dtype: Any = placement.precision.activations
     skipped = model.layers[layer:]
-    keys = sum(each.attention.kv_elements_per_token for each in skipped) / placement.parallelism.tensor
+    keys = (
+        sum(each.attention.kv_elements_per_token for each in skipped if not each.attention.kv_shared)
+        / placement.parallelism.tensor
+    )
     write = keys * placement.kv_bytes / hardware.memory_bandwidth
     if early_exit.missing_kv == "copy":
         return write

@@ -106,7 +106,12 @@ def parameters_by_format(model: Model) -> dict[str, dict[str, int]]:
         groups = {"attention": layer.attention.linears(h)}
         groups |= {"cross attention": layer.cross_attention.linears(h)} if layer.cross_attention else {}
         if isinstance(layer.mlp, MoE):
-            add(layer, "experts", "experts", count * layer.mlp.num_experts * layer.mlp.expert.num_params(h))
+            add(
+                layer,
+                "experts",
+                "experts",
+                count * layer.mlp.num_experts * layer.mlp.expert.num_params(layer.mlp.latent_size or h),
+            )
             groups |= {"shared": layer.mlp.shared.linears(h)} if layer.mlp.shared else {}
         else:
             groups["mlp"] = layer.mlp.linears(h)

@@ -144,7 +144,8 @@ def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) 
 
     layers: Counter[Attention] = Counter()
     for layer, count in counted(placement.model.layers[first:last]).items():
-        layers[rank_layer(layer, parallelism).attention] += count
+        if not layer.attention.kv_shared:  # another layer keeps its keys
+            layers[rank_layer(layer, parallelism).attention] += count
     width = placement.kv_bytes
     kinds: Counter[int] = Counter()
     for attention, count in layers.items():
@@ -222,6 +223,7 @@ def _layer_bytes(layer: Layer, whole: Layer, model: Model, chosen: Kernels, plai
         pieces = (piece for linear in linears for piece in chosen.split(layer, group, linear))
         return sum(matrix_bytes(linear, kernel, plain) for linear, kernel in pieces)
 
+    size += sum(linear.num_params for linear in layer.beside) * plain
     for part in (attention, layer.cross_attention):
         size += stored("attention", part.linears(h)) if part else 0
     if not isinstance(layer.mlp, MoE):
@@ -229,7 +231,8 @@ def _layer_bytes(layer: Layer, whole: Layer, model: Model, chosen: Kernels, plai
     assert isinstance(whole.mlp, MoE)
     moe, kernel = layer.mlp, chosen.of(layer, "experts")
     size += whole.mlp.router(h).num_params * plain + h * moe.shared_gate * plain
-    size += moe.num_experts * sum(matrix_bytes(linear, kernel, plain) for linear in moe.expert.linears(h))
+    size += moe.num_experts * sum(matrix_bytes(linear, kernel, plain) for linear in moe.expert_linears(h))
+    size += sum(linear.num_params for linear in moe.projections(h)) * plain
     return size + stored("shared", moe.shared.linears(h) if moe.shared else ())
 
 
@@ -253,10 +256,12 @@ def _layer_terms(layer: Layer, h: int) -> dict[str, float]:
     """Elements per token alive at the widest point of a layer, beside its residual: in the MLP, or in attention."""
     if isinstance(layer.mlp, MoE):
         # vLLM's fused_experts: one buffer for the first matrix's outputs and then the second's, one in between
-        k, (up, down) = layer.mlp.num_experts_per_token, layer.mlp.expert.linears(h)
+        k, (up, down) = layer.mlp.num_experts_per_token, layer.mlp.expert_linears(h)
         mlp: dict[str, float] = {"experts' outputs": k * max(up.outputs, h), "experts' activation": k * down.inputs}
         shared = layer.mlp.shared_intermediate_size
         mlp |= {"shared experts": shared} if shared else {}
+    elif not layer.mlp.intermediate_size:
+        mlp = {}
     else:
         up, down = layer.mlp.linears(h)
         mlp = {up.name: up.outputs, "activation": down.inputs}

@@ -53,17 +53,22 @@ def _sends(shape: Pass, node: int) -> list[Operator]:
 
 def _layer(whole: Layer, shape: Pass, count: int) -> list[Operator]:
     layer = rank_layer(whole, shape.parallelism)
-    operators = [shape.norm("norm", layer.norm_params / layer.num_norms, count * layer.num_norms)]
+    norms = layer.num_norms
+    operators = [shape.norm("norm", layer.norm_params / norms, count * norms)] if norms else []
+    operators += [shape.gemm(linear, count) for linear in layer.beside]
     operators += attention_operators(layer, shape, count)
     operators += shape.all_reduce(count)
     if layer.cross_attention:
         operators += shape.all_reduce(count)
     if isinstance(layer.mlp, MoE):
         return operators + _moe(whole, layer, shape, count)
-    return [*operators, *_mlp(layer.mlp, layer, shape, "mlp", count), *shape.all_reduce(count)]
+    mlp = _mlp(layer.mlp, layer, shape, "mlp", count)
+    return operators + mlp + (shape.all_reduce(count) if mlp else [])
 
 
 def _mlp(mlp: MLP, layer: Layer, shape: Pass, group: str, count: int) -> list[Operator]:
+    if not mlp.intermediate_size:
+        return []
     up, down = mlp.linears(shape.hidden_size)
     return [
         *shape.gemms(up, layer, group, count, fused=True),
@@ -93,8 +98,10 @@ def _moe(whole_layer: Layer, layer: Layer, shape: Pass, count: int) -> list[Oper
             shape.gemm(Linear("shared_expert_gate", h, 1), count),
             shape.elementwise("shared_expert_scale", count, 2 * h),
         ]
+    operators += [shape.gemm(linear, count) for linear in whole.projections(h)]
+    h = whole.latent_size or h  # of what routed experts take and give
     routing = Routing.of(whole, parallelism.expert, parallelism.expert_skew)
-    up, down = moe.expert.linears(h)
+    up, down = moe.expert_linears(h)
     matrices = up.inputs * up.outputs + down.inputs * down.outputs
     moved = (h + down.inputs) * (shape.width + 2 * kernel.activation_bytes) + (up.outputs + h) * shape.width
     experts = Operator(

@@ -8,175 +8,30 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-AttentionKind = Literal["full", "window", "chunk", "mla", "linear"]
+from .attention import Attention, AttentionKind, Linear, Recurrence, fused
 
-
-@dataclass(frozen=True)
-class Linear:
-    """One matrix multiplication [tokens, inputs] x [inputs, outputs], named and fused as vLLM fuses it.
-
-    `parallel` is how tensor parallelism cuts it: column (outputs), row (inputs, followed by an all-reduce), or
-    replicated. `parts` are the checkpoint's matrices that are fused in it, side by side, and their outputs; empty where
-    it is one.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool = False
-    parallel: Literal["column", "row", "replicated"] = "column"
-    parts: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def num_params(self) -> int:
-        return self.inputs * self.outputs + self.outputs * self.bias
-
-
-def fused(name: str, inputs: int, parts: tuple[tuple[str, int], ...], bias: bool = False, parallel: Any = "column"):
-    """Several matrices of a checkpoint as one multiplication."""
-    return Linear(name, inputs, sum(outputs for _, outputs in parts), bias, parallel, parts)
-
-
-@dataclass(frozen=True)
-class Attention:
-    """One layer's attention, of one kind.
-
-    full, window, chunk: `num_heads` queries share `num_kv_heads` keys (width `head_dim`) and values (width
-        `v_head_dim`, default head_dim). `window` is the number of keys visible to a query of a window layer (itself
-        included), or the size of a chunk of a chunk layer (a query sees the keys of its own chunk only).
-    mla: latent attention (DeepSeek-V2, arXiv:2405.04434): per token a vector of `kv_lora_rank` and a rotary key of
-        `qk_rope_head_dim`, shared by all heads (`num_kv_heads` 1); `head_dim` = qk_nope_head_dim + qk_rope_head_dim;
-        q_lora_rank 0: queries are projected directly. With `index_topk` > 0 an indexer of `index_num_heads` x
-        `index_head_dim` picks the keys that a query sees (DeepSeek-V3.2); `index_shared` layers have none and see the
-        keys that an earlier layer's picked (GLM-5.2).
-    linear: gated delta rule (Qwen3-Next): `num_heads` value heads of `v_head_dim`, `num_kv_heads` key and query heads
-        of `head_dim`, a causal convolution of `conv_kernel` tokens; a fixed state per sequence, nothing per token.
-
-    `qk_norm`: "head" has one weight vector of head_dim for queries and one for keys, "layer" one weight for each
-    channel of all heads, "unweighted" none. `output_gate` doubles the query projection. `sinks` is one learned logit
-    per head.
-    """
-
-    kind: AttentionKind
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    v_head_dim: int = 0
-    window: int = 0
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: Literal["", "head", "layer", "unweighted"] = ""
-    rope: bool = True
-    output_gate: bool = False
-    sinks: bool = False
-    q_lora_rank: int = 0
-    kv_lora_rank: int = 0
-    qk_nope_head_dim: int = 0
-    qk_rope_head_dim: int = 0
-    index_num_heads: int = 0
-    index_head_dim: int = 0
-    index_topk: int = 0
-    index_shared: bool = False
-    conv_kernel: int = 0
-
-    def __post_init__(self):
-        if not self.v_head_dim:
-            object.__setattr__(self, "v_head_dim", self.head_dim)
-
-    @property
-    def has_indexer(self) -> bool:
-        return self.index_topk > 0 and not self.index_shared
-
-    @property
-    def key_width(self) -> int:
-        """Channels of all key heads."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Channels of all value heads, before they are shared by queries."""
-        return (self.num_heads if self.kind == "linear" else self.num_kv_heads) * self.v_head_dim
-
-    @property
-    def conv_width(self) -> int:
-        """Channels of the convolution of a linear layer: queries, keys and values."""
-        return 2 * self.key_width + self.value_width if self.kind == "linear" else 0
-
-    def linears(self, hidden_size: int) -> tuple[Linear, ...]:
-        """The projections around the attention itself, in the order in which they run."""
-        h, n = hidden_size, self.num_heads
-        output = Linear("o_proj", n * self.v_head_dim, h, self.output_bias, "row")
-        if self.kind == "linear":
-            inputs = (("in_proj_qkv", self.conv_width), ("in_proj_z", self.value_width))
-            gates = (("in_proj_b", n), ("in_proj_a", n))
-            return (fused("in_proj_qkvz", h, inputs), fused("in_proj_ba", h, gates), output)
-        if self.kind != "mla":
-            queries = n * self.head_dim * (2 if self.output_gate else 1)
-            qkv = (("q_proj", queries), ("k_proj", self.key_width), ("v_proj", self.value_width))
-            return (fused("qkv_proj", h, qkv, self.qkv_bias), output)
-        latent = self.kv_lora_rank + self.qk_rope_head_dim
-        if self.q_lora_rank:
-            both = (("q_a_proj", self.q_lora_rank), ("kv_a_proj_with_mqa", latent))
-            down = (fused("fused_qkv_a_proj", h, both, self.qkv_bias, "replicated"),)
-            query = Linear("q_b_proj", self.q_lora_rank, n * self.head_dim)
-        else:
-            down = (Linear("kv_a_proj_with_mqa", h, latent, self.qkv_bias, "replicated"),)
-            query = Linear("q_proj", h, n * self.head_dim)
-        up = Linear("kv_b_proj", self.kv_lora_rank, n * (self.qk_nope_head_dim + self.v_head_dim))
-        indexer: tuple[Linear, ...] = ()
-        if self.has_indexer:
-            indexer = (
-                Linear("index_wq_b", self.q_lora_rank, self.index_num_heads * self.index_head_dim, False, "replicated"),
-                Linear("index_wk", h, self.index_head_dim, False, "replicated"),
-                Linear("index_weights_proj", h, self.index_num_heads, False, "replicated"),
-            )
-        return (*down, query, *indexer, up, output)
-
-    @property
-    def vector_params(self) -> int:
-        """Parameters that are no matrix: norms of queries, keys and latents, sinks, convolution, decay."""
-        norms = {
-            "": 0,
-            "head": 2 * self.head_dim,
-            "layer": self.num_heads * self.head_dim + self.key_width,
-            "unweighted": 0,
-        }[self.qk_norm]
-        if self.kind == "mla":
-            norms += self.q_lora_rank + self.kv_lora_rank + 2 * self.index_head_dim * self.has_indexer
-        if self.kind == "linear":  # A_log and dt_bias per value head, gated norm of the output
-            norms += self.conv_width * self.conv_kernel + 2 * self.num_heads + self.v_head_dim
-        return norms + self.num_heads * self.sinks
-
-    def num_params(self, hidden_size: int) -> int:
-        return sum(linear.num_params for linear in self.linears(hidden_size)) + self.vector_params
-
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Elements that the KV cache keeps of one token (an indexer's keys apart)."""
-        if self.kind == "linear":
-            return 0
-        if self.kind == "mla":
-            return self.kv_lora_rank + self.qk_rope_head_dim
-        return self.key_width + self.value_width
-
-    @property
-    def index_bytes_per_token(self) -> int:
-        """Bytes of an indexer's key: FP8 with an FP32 scale for each 128 elements (vLLM, DeepSeek-V3.2)."""
-        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.has_indexer else 0
-
-    def state_bytes(self, element_bytes: float) -> float:
-        """Bytes of one sequence's state, whatever its length: FP32 matrix per value head, last inputs of the conv."""
-        if self.kind != "linear":
-            return 0
-        matrices = self.num_heads * self.head_dim * self.v_head_dim
-        return 4 * matrices + self.conv_width * (self.conv_kernel - 1) * element_bytes
+__all__ = [
+    "MLP",
+    "Attention",
+    "AttentionKind",
+    "Layer",
+    "Linear",
+    "MoE",
+    "Model",
+    "Quantization",
+    "Recurrence",
+    "Scheme",
+    "counted",
+    "fused",
+]
 
 
 @dataclass(frozen=True)
 class MLP:
-    """A feed-forward block: two matrices, or three when `gated` (the first two fused into one multiplication)."""
+    """A feed-forward block: two matrices, or three when `gated` (the first two fused into one multiplication). Width 0:
+    the layer has none."""
 
     intermediate_size: int
     gated: bool = True
@@ -184,6 +39,8 @@ class MLP:
 
     def linears(self, hidden_size: int) -> tuple[Linear, ...]:
         f = self.intermediate_size
+        if not f:
+            return ()
         both = (("gate_proj", f), ("up_proj", f))
         up = (
             fused("gate_up_proj", hidden_size, both, self.bias)
@@ -205,7 +62,9 @@ class MoE:
 
     `intermediate_size` is one routed expert's. `shared_intermediate_size` is that of all shared experts together (0:
     none); with `shared_gate` its output is scaled by one learned logit per token. `router_bias` is one number per
-    expert (a bias, or DeepSeek's score correction).
+    expert (a bias, or DeepSeek's score correction). The router may also pick one of `num_zero_experts`, which do
+    nothing (LongCat-Flash); `num_experts_per_token` are those that do something, on average. Routed experts may work on
+    a projection of `latent_size` channels (Nemotron 3).
     """
 
     num_experts: int
@@ -216,6 +75,8 @@ class MoE:
     shared_intermediate_size: int = 0
     shared_gate: bool = False
     router_bias: bool = False
+    num_zero_experts: int = 0
+    latent_size: int = 0
 
     @property
     def expert(self) -> MLP:
@@ -228,17 +89,30 @@ class MoE:
         return MLP(self.shared_intermediate_size, self.gated, self.bias) if self.shared_intermediate_size else None
 
     def router(self, hidden_size: int) -> Linear:
-        return Linear("gate", hidden_size, self.num_experts, self.router_bias, "replicated")
+        return Linear("gate", hidden_size, self.num_experts + self.num_zero_experts, self.router_bias, "replicated")
+
+    def expert_linears(self, hidden_size: int) -> tuple[Linear, ...]:
+        """The matrices of one routed expert."""
+        return self.expert.linears(self.latent_size or hidden_size)
+
+    def projections(self, hidden_size: int) -> tuple[Linear, ...]:
+        """Into the latent channels that routed experts work on, and back."""
+        if not self.latent_size:
+            return ()
+        return (
+            Linear("fc1_latent_proj", hidden_size, self.latent_size, False, "replicated"),
+            Linear("fc2_latent_proj", self.latent_size, hidden_size, False, "replicated"),
+        )
 
     def linears(self, hidden_size: int) -> tuple[Linear, ...]:
         """The matrices that every token meets: router and shared experts."""
         gate = (Linear("shared_expert_gate", hidden_size, 1, False, "replicated"),) if self.shared_gate else ()
         shared = self.shared.linears(hidden_size) if self.shared else ()
-        return (self.router(hidden_size), *shared, *gate)
+        return (self.router(hidden_size), *shared, *gate, *self.projections(hidden_size))
 
     def _params(self, hidden_size: int, experts: int) -> int:
         always = sum(linear.num_params for linear in self.linears(hidden_size))
-        return always + experts * self.expert.num_params(hidden_size)
+        return always + experts * self.expert.num_params(self.latent_size or hidden_size)
 
     def num_params(self, hidden_size: int) -> int:
         return self._params(hidden_size, self.num_experts)
@@ -254,7 +128,8 @@ class Layer:
     `cross_attention` is that of an encoder-decoder's decoder: its keys and values are the encoder's output, computed
     once per sequence, and `linears` of it names one fused projection for both inputs. `schemes` are those of its
     matrices that the checkpoint quantises, by "attention.", "mlp." or "shared." and the matrix's name there, and
-    "experts" for all routed ones.
+    "experts" for all routed ones. `beside` are small matrices around both blocks, whole on every rank (Gemma's inputs
+    per layer, AltUp and Laurel; hyper-connections).
     """
 
     attention: Attention
@@ -263,9 +138,11 @@ class Layer:
     num_norms: int = 2
     cross_attention: Attention | None = None
     schemes: tuple[tuple[str, "Scheme"], ...] = ()
+    beside: tuple[Linear, ...] = ()
 
     def _params(self, hidden_size: int, mlp_params: int) -> int:
         cross = self.cross_attention.num_params(hidden_size) if self.cross_attention else 0
+        cross += sum(linear.num_params for linear in self.beside)
         return self.attention.num_params(hidden_size) + cross + mlp_params + self.norm_params
 
     def num_params(self, hidden_size: int) -> int:
@@ -363,7 +240,8 @@ class Model:
 
     def kv_bytes_per_token(self, element_bytes: float) -> float:
         """Bytes of KV cache of one token that every layer keeps (windows not applied; an indexer's keys apart)."""
-        return sum(layer.attention.kv_elements_per_token for layer in self.layers) * element_bytes
+        kept = (layer.attention for layer in self.layers if not layer.attention.kv_shared)
+        return sum(attention.kv_elements_per_token for attention in kept) * element_bytes
 
     def cross_kv_bytes_per_token(self, element_bytes: float) -> float:
         """Bytes of KV per token of the encoder's input, kept for as long as the sequence lives."""

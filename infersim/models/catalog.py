@@ -5,14 +5,13 @@ import functools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from infersim.config.errors import InputError
 from infersim.config.resources import is_file
 from infersim.config.units import short
 
 from .architecture import Model
-from .entries import COLUMNS, ENTRIES, WORDS
 from .huggingface import model_from_config
 
 MAX_FILE_BYTES = 10_000_000
@@ -22,7 +21,7 @@ SAME_ARCHITECTURE = {"base", "chat", "hf", "instruct", "it", "meta"}
 
 def names() -> list[str]:
     """The catalogue's names, family by family."""
-    return list(_entries())
+    return list(catalogue().lines)
 
 
 def load_model(name_or_path: str | Path) -> Model:
@@ -47,7 +46,7 @@ def load_model(name_or_path: str | Path) -> Model:
 
 @functools.cache
 def _model(name: str) -> Model:
-    return model_from_config(_entries()[name], name, f"catalogue: {name}")
+    return model_from_config(entry(name), name, f"catalogue: {name}")
 
 
 def _hint(word: str) -> str:
@@ -57,35 +56,51 @@ def _hint(word: str) -> str:
     return f"; {known} a path to a Hugging Face config.json works too"
 
 
+class Catalogue(NamedTuple):
+    """catalogue.txt as it stands."""
+
+    words: dict[str, dict[str, Any]]
+    columns: dict[str, list[str]]
+    """by family"""
+    lines: dict[str, tuple[str, list[str], list[str]]]
+    """name -> family, values as they are written, and the model's other names"""
+
+
 @functools.cache
-def _entries() -> dict[str, dict[str, Any]]:
-    """Name -> what its config.json says."""
-    return {name: config for name, config, _ in _lines()}
+def catalogue() -> Catalogue:
+    found, family = Catalogue({}, {}, {}), ""
+    for line in Path(__file__).with_name("catalogue.txt").read_text(encoding="utf-8").splitlines():
+        facts, _, aliases = line.partition("|")
+        first, *rest = facts.split() or ["#"]
+        if first == "word":
+            found.words[rest[0]] = json.loads(line.split(maxsplit=2)[2])
+        elif first == "family":
+            family, *found.columns[rest[0]] = rest
+        elif not first.startswith("#"):
+            found.lines[first] = (family, rest, aliases.split())
+    return found
+
+
+def entry(name: str) -> dict[str, Any]:
+    """What the config.json of a model of the catalogue says."""
+    words, columns, lines = catalogue()
+    family, values, _ = lines[name]
+    own, extras = values[: len(columns[family])], values[len(columns[family]) :]
+    config = {"model_type": family} | {c: json.loads(v) for c, v in zip(columns[family], own, strict=True)}
+    for extra in extras:
+        key, _, value = extra.partition("=")
+        config |= {key: json.loads(value)} if value else words[key]
+    return config
 
 
 @functools.cache
 def _index() -> dict[str, str]:
     """Any spelling, lower case and without separators -> name."""
-    return {re.sub("[-_]", "", known.lower()): name for name, _, aliases in _lines() for known in (name, *aliases)}
-
-
-@functools.cache
-def _lines() -> list[tuple[str, dict[str, Any], list[str]]]:
-    """Name, config and other names of every line of ENTRIES."""
-    result = []
-    for family, block in ENTRIES.items():
-        for line in block.strip().splitlines():
-            facts, _, aliases = line.partition("|")
-            name, *values = facts.split()
-            columns = COLUMNS[family].split()
-            config: dict[str, Any] = {"model_type": family}
-            own, extras = values[: len(columns)], values[len(columns) :]
-            config |= {column: json.loads(value) for column, value in zip(columns, own, strict=True)}
-            for extra in extras:
-                key, _, value = extra.partition("=")
-                config |= {key: json.loads(value)} if value else WORDS[key]
-            result.append((name, config, aliases.split()))
-    return result
+    return {
+        re.sub("[-_]", "", known.lower()): name
+        for name, (_, _, aliases) in catalogue().lines.items()
+        for known in (name, *aliases)
+    }
 
 
 def _read(path: Path) -> Any:

@@ -1,6 +1,6 @@
 """Decoders in GPT's manner (layer norms and matrices with biases, plain MLP), and T5."""
 
-from .architecture import MLP, Attention, Layer, Model
+from .architecture import MLP, Attention, Layer, Model, MoE
 from .families import Trunk, grouped_attention
 from .fields import Fields
 
@@ -16,14 +16,18 @@ def _model(trunk: Trunk, attention: Attention, mlp: MLP, num_norms: int = 2, fin
     return trunk.model(layers, final_norm_params=2 * h * final_norm, **parts)
 
 
-def gpt2(fields: Fields) -> Model:
-    trunk = Trunk(
+def _gpt_trunk(fields: Fields, tied: bool = True) -> Trunk:
+    return Trunk(
         fields.integer("n_embd"),
         fields.integer("vocab_size"),
         fields.num_layers("n_layer"),
-        fields.integer("n_positions", default=1024),
-        fields.flag("tie_word_embeddings", True),
+        fields.integer("n_positions", default=1024 if tied else 2048),
+        fields.flag("tie_word_embeddings", tied),
     )
+
+
+def gpt2(fields: Fields) -> Model:
+    trunk = _gpt_trunk(fields)
     attention = _attention(fields, trunk.hidden_size, "n_head", rope=False)
     mlp = MLP(fields.integer("n_inner", default=4 * trunk.hidden_size), gated=False, bias=True)
     return _model(trunk, attention, mlp, positions=trunk.max_position_embeddings)
@@ -59,6 +63,75 @@ def phi(fields: Fields) -> Model:
     attention = grouped_attention(fields, trunk.hidden_size, qkv_bias=True, output_bias=True)
     mlp = MLP(fields.integer("intermediate_size"), gated=False, bias=True)
     return _model(trunk, attention, mlp, num_norms=1, lm_head_bias=True)
+
+
+def gptj(fields: Fields) -> Model:
+    """GPT-J and CodeGen: attention and MLP share one norm; rotary positions; the LM head has a bias."""
+    trunk = _gpt_trunk(fields, tied=False)
+    attention = _attention(fields, trunk.hidden_size, "n_head", bias=False)
+    mlp = MLP(fields.integer("n_inner", default=4 * trunk.hidden_size), gated=False, bias=True)
+    return _model(trunk, attention, mlp, num_norms=1, lm_head_bias=True)
+
+
+def gpt_bigcode(fields: Fields) -> Model:
+    """StarCoder: GPT-2 whose queries share one key head."""
+    trunk = _gpt_trunk(fields)
+    n = fields.integer("n_head")
+    k = 1 if fields.flag("multi_query", True) else n
+    head_dim = fields.head_dim(trunk.hidden_size, n, "n_head")
+    attention = Attention("full", n, k, head_dim, qkv_bias=True, output_bias=True, rope=False)
+    mlp = MLP(fields.integer("n_inner", default=4 * trunk.hidden_size), gated=False, bias=True)
+    return _model(trunk, attention, mlp, positions=trunk.max_position_embeddings)
+
+
+def mpt(fields: Fields) -> Model:
+    """MPT: ALiBi instead of positions, no biases."""
+    h, vocab = fields.integer("d_model"), fields.integer("vocab_size")
+    trunk = Trunk(h, vocab, fields.num_layers("n_layers"), fields.integer("max_seq_len", default=2048), True)
+    attention = _attention(fields, h, "n_heads", bias=False, rope=False)
+    mlp = MLP(fields.integer("expansion_ratio", default=4) * h, gated=False)
+    return trunk.model([Layer(attention, mlp, 2 * h)] * trunk.num_layers)
+
+
+def dbrx(fields: Fields) -> Model:
+    """DBRX: fused keys under attn_config, experts under ffn_config."""
+    h = fields.integer("d_model")
+    trunk = Trunk(h, fields.integer("vocab_size"), fields.num_layers("n_layers"),
+                  fields.integer("max_seq_len", default=32768), fields.flag("tie_word_embeddings", False))  # fmt: skip
+    inner = [fields.config.get(name) for name in ("attn_config", "ffn_config")]
+    keys, experts = (fields.of(each if isinstance(each, dict) else {}) for each in inner)
+    n = fields.integer("n_heads")
+    attention = Attention("full", n, keys.integer("kv_n_heads"), fields.head_dim(h, n, "n_heads"))
+    moe = MoE(experts.integer("moe_num_experts"), experts.integer("moe_top_k"), experts.integer("ffn_hidden_size"))
+    return trunk.model([Layer(attention, moe, 2 * h)] * trunk.num_layers)
+
+
+def chatglm(fields: Fields) -> Model:
+    """ChatGLM2, ChatGLM3 and GLM-4-9B as first published."""
+    h = fields.integer("hidden_size")
+    trunk = Trunk(h, fields.integer("padded_vocab_size", "vocab_size"), fields.num_layers("num_layers"),
+                  fields.integer("seq_length", default=8192), fields.flag("tie_word_embeddings", False))  # fmt: skip
+    n = fields.integer("num_attention_heads")
+    k = fields.integer("multi_query_group_num", default=2) if fields.flag("multi_query_attention", True) else n
+    attention = Attention("full", n, k, fields.integer("kv_channels", default=128),
+                          qkv_bias=fields.flag("add_qkv_bias", True))  # fmt: skip
+    mlp = MLP(fields.integer("ffn_hidden_size"))
+    return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, [mlp] * trunk.num_layers))
+
+
+def qwen(fields: Fields) -> Model:
+    """Qwen 1: queries, keys and values have biases; the MLP is half as wide as intermediate_size says."""
+    trunk = Trunk.read(fields, 8192)
+    attention = grouped_attention(fields, trunk.hidden_size, qkv_bias=True)
+    mlp = MLP(max(fields.integer("intermediate_size") // 2, 1))
+    return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, [mlp] * trunk.num_layers))
+
+
+def persimmon(fields: Fields) -> Model:
+    trunk = Trunk.read(fields, 16384)
+    attention = _attention(fields, trunk.hidden_size, "num_attention_heads")
+    mlp = MLP(fields.integer("intermediate_size"), gated=False, bias=True)
+    return _model(trunk, attention, mlp)
 
 
 def bloom(fields: Fields) -> Model:

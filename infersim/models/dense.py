@@ -24,13 +24,6 @@ def _decoder(
     return trunk.model(trunk.rms_layers(attentions, [mlp] * trunk.num_layers, num_norms))
 
 
-def llama(fields: Fields) -> Model:
-    trunk = Trunk.read(fields, 2048)
-    bias = fields.flag("attention_bias", False)
-    attention = grouped_attention(fields, trunk.hidden_size, qkv_bias=bias, output_bias=bias)
-    return _decoder(fields, trunk, attention, mlp_bias=fields.flag("mlp_bias", False))
-
-
 def mistral(fields: Fields) -> Model:
     trunk = Trunk.read(fields, 131072)
     # The class's default window is 4096; a config without one says null.
@@ -64,28 +57,3 @@ def phi3(fields: Fields) -> Model:
     window = fields.integer("sliding_window", default=0)
     attention = grouped_attention(fields, trunk.hidden_size)
     return _decoder(fields, trunk, attention, window, lambda i: "window" if window else "full")
-
-
-def gemma2(fields: Fields) -> Model:
-    trunk = Trunk.read(fields, 8192, tied=True, vocab_size=256000)
-    bias = fields.flag("attention_bias", False)
-    attention = grouped_attention(fields, trunk.hidden_size, qkv_bias=bias, output_bias=bias)
-    window = fields.integer("sliding_window", default=4096)
-    return _decoder(fields, trunk, attention, window, lambda i: "full" if i % 2 else "window", num_norms=4)
-
-
-def gemma3(fields: Fields) -> Model:
-    trunk = Trunk.read(fields, 131072, tied=True, vocab_size=262208)
-    bias = fields.flag("attention_bias", False)
-    # Inside a multimodal config.json, fields that have the class's default are left out.
-    attention = Attention(
-        "full",
-        *fields.heads(default_heads=8, default_kv_heads=4),
-        fields.integer("head_dim", default=256),
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm="head",
-    )
-    window = fields.integer("sliding_window", default=4096)
-    every = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _decoder(fields, trunk, attention, window, lambda i: "window" if (i + 1) % every else "full", num_norms=4)

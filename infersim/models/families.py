@@ -50,12 +50,19 @@ class Trunk:
     tie_word_embeddings: bool
 
     @classmethod
-    def read(cls, fields: Fields, max_position_embeddings: int, tied: bool = False, vocab_size: int | None = None):
+    def read(
+        cls,
+        fields: Fields,
+        max_position_embeddings: int,
+        tied: bool = False,
+        vocab_size: int | None = None,
+        layers: tuple[str, ...] = (),
+    ):
         """The arguments are the family's defaults, since Hugging Face omits a field that has its class's default."""
         return cls(
             fields.integer("hidden_size"),
             fields.integer("vocab_size", default=vocab_size),
-            fields.num_layers(),
+            fields.num_layers(*layers),
             fields.integer("max_position_embeddings", default=max_position_embeddings),
             fields.flag("tie_word_embeddings", tied),
         )
@@ -73,11 +80,13 @@ class Trunk:
         lm_head_bias: bool = False,
         other_params: int = 0,
         embedding_size: int = 0,
+        embedding_more: int = 0,
         encoder_layers: Sequence[Layer] = (),
     ) -> Model:
         """The model; name, family and source are put in by whoever read the file.
 
         final_norm_params: default, one weight per channel. positions: rows of a learned position table.
+        embedding_more: parameters of further tables.
         """
         width = embedding_size or self.hidden_size
         same: dict[Layer, Layer] = {}
@@ -90,7 +99,7 @@ class Trunk:
             layers=tuple(same.setdefault(layer, layer) for layer in layers),
             tie_word_embeddings=self.tie_word_embeddings,
             max_position_embeddings=self.max_position_embeddings,
-            embedding_params=self.vocab_size * width + positions * self.hidden_size,
+            embedding_params=self.vocab_size * width + positions * self.hidden_size + embedding_more,
             lm_head_params=head,
             other_params=other_params + (self.hidden_size if final_norm_params is None else final_norm_params),
             embedding_size=embedding_size,

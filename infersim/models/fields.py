@@ -55,6 +55,19 @@ class Fields:
             return value
         return max(least, 1)
 
+    def of(self, config: Mapping[str, Any]) -> "Fields":
+        """The same of another config, or part of one; problems are noted here."""
+        other = Fields(config, self.where)
+        other.problems, other.wrong = self.problems, self.wrong
+        return other
+
+    def number(self, name: str, default: float) -> float:
+        value = self.config.get(name)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MAX_SIZE):
+            return default if value is None else value
+        self.problem(name, f"must be a number above 0 (got {short(value)})")
+        return default
+
     def integers(self, name: str) -> list[int]:
         """A list of layer numbers; empty where absent."""
         value = self.config.get(name)
@@ -102,6 +115,14 @@ class Fields:
 
     def num_layers(self, *names: str) -> int:
         return self.integer(*(names or ("num_hidden_layers",)), most=MAX_LAYERS)
+
+    def per_letter(self, name: str, letters: Mapping[str, Any]) -> list[Any]:
+        """A text with a letter for each layer, translated to what they stand for."""
+        text = self.text(name, "")[:MAX_LAYERS]
+        if wrong := [letter for letter in text if letter not in letters]:
+            self.problem(name, f"must be letters of {''.join(letters)} (got {short(wrong[0])})")
+            return []
+        return [letters[letter] for letter in text]
 
     def per_layer(self, name: str, num_layers: int, words: Mapping[Any, Any]) -> list[Any] | None:
         """A list with one of `words` for each layer, translated to what they stand for; None where absent."""

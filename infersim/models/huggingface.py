@@ -7,52 +7,97 @@ from typing import Any
 from infersim.config.errors import InputError
 from infersim.config.units import short
 
-from . import classic, dense, hybrid, sparse
+from . import classic, dense, gemma, hybrid, sparse
 from .architecture import Model
 from .fields import Fields
 from .modules import with_schemes
 from .quantization import read_quantization
+from .recipes import RECIPES
 
-FAMILIES: dict[str, Callable[[Fields], Model]] = {
+FAMILIES: dict[str, Callable[[Fields], Model]] = RECIPES | {
+    "axk1": sparse.axk1,
+    "bailing_hybrid": hybrid.bailing_hybrid,
+    "bamba": hybrid.bamba,
     "bloom": classic.bloom,
+    "chatglm": classic.chatglm,
+    "codegen": classic.gptj,
+    "dbrx": classic.dbrx,
     "deepseek_v2": sparse.deepseek_v2,
     "deepseek_v3": sparse.deepseek_v3,
     "deepseek_v32": sparse.deepseek_v32,
     "falcon": classic.falcon,
-    "gemma2": dense.gemma2,
-    "gemma3": dense.gemma3,
-    "gemma3_text": dense.gemma3,
+    "falcon_h1": hybrid.falcon_h1,
+    "falcon_mamba": hybrid.mamba,
+    "gemma3n_text": gemma.gemma3n,
+    "gemma4_text": gemma.gemma4,
+    "glm4_moe_lite": sparse.deepseek_v3,
     "glm_moe_dsa": sparse.deepseek_v32,
     "gpt2": classic.gpt2,
+    "gpt_bigcode": classic.gpt_bigcode,
     "gpt_neox": classic.gpt_neox,
-    "gpt_oss": sparse.gpt_oss,
+    "gptj": classic.gptj,
+    "granitemoehybrid": hybrid.granite_hybrid,
+    "jamba": hybrid.jamba,
     "kimi_k2": sparse.deepseek_v3,
-    "llama": dense.llama,
-    "llama4": sparse.llama4,
+    "kimi_linear": hybrid.kimi_linear,
+    "laguna": sparse.laguna,
+    "lfm2": hybrid.lfm2,
+    "lfm2_moe": hybrid.lfm2,
     "llama4_text": sparse.llama4,
+    "longcat_flash": sparse.longcat_flash,
+    "mamba": hybrid.mamba,
+    "mamba2": hybrid.mamba2,
     "mimo_v2_flash": sparse.mimo_v2_flash,
+    "minicpm3": sparse.latent_dense,
+    "minimax": hybrid.minimax,
     "minimax_m2": sparse.minimax_m2,
+    "minimax_m3_vl_text": sparse.minimax_m3,
     "mistral": dense.mistral,
     "mixtral": sparse.mixtral,
+    "mpt": classic.mpt,
+    "nemotron_h": hybrid.nemotron_h,
+    "olmo_hybrid": hybrid.olmo_hybrid,
     "opt": classic.opt,
+    "persimmon": classic.persimmon,
     "phi": classic.phi,
     "phi3": dense.phi3,
+    "qwen": classic.qwen,
     "qwen2": dense.qwen2,
     "qwen3": dense.qwen3,
-    "qwen3_5": hybrid.qwen3_5,
-    "qwen3_5_moe": hybrid.qwen3_next,
     "qwen3_5_moe_text": hybrid.qwen3_next,
     "qwen3_5_text": hybrid.qwen3_5,
     "qwen3_moe": sparse.qwen3_moe,
     "qwen3_next": hybrid.qwen3_next,
+    "sarvam_mla": sparse.deepseek_v3,
+    "step3p5": sparse.step3p5,
     "t5": classic.t5,
+    "youtu": sparse.latent_dense,
 }
+"""model_type -> how its config is read"""
+SAME_TEXT = {
+    "bailing_moe_v2": "bailing_moe",
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified_text": "gemma4_text",
+    "llama4": "llama4_text",
+    "minimax_m1": "minimax",
+    "minimax_text_01": "minimax",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "sarvam_moe": "glm4_moe",
+}
+"""model_type -> the family whose text model it has (its positions on an image have two axes, which costs nothing)"""
 
 NOT_MODELLED = {
     "deepseek_v4": "compressed sparse attention and hyper-connections",
-    "gemma4": "global layers with a head dimension of their own and keys used as values",
-    "gemma4_text": "global layers with a head dimension of their own and keys used as values",
-    "nemotron_h": "Mamba-2 layers",
 }
 """Families that we know and cannot yet read, and what of them is missing."""
 
@@ -82,10 +127,10 @@ def model_from_config(config: Mapping[str, Any], name: str, where: str = "") -> 
         raise InputError(f"{prefix}model_type: {got}; must be one of {len(FAMILIES)} families, such as llama")
     if family in NOT_MODELLED:
         raise InputError(f"{prefix}model_type: {family} is not modelled yet: it has {NOT_MODELLED[family]}")
-    if family not in FAMILIES:
+    if SAME_TEXT.get(family, family) not in FAMILIES:
         raise InputError(f"{prefix}model_type: unknown family {short(family)}{_relatives(family)}")
     fields = Fields(config, prefix)
-    model = FAMILIES[family](fields)
+    model = FAMILIES[SAME_TEXT.get(family, family)](fields)
     found = read_quantization(fields)
     fields.check()
     source = f"{where}, text part" if config is not outer else where

@@ -4,9 +4,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from .architecture import MLP, Attention, Model, MoE
+from .architecture import MLP, Attention, Layer, Model, MoE
 from .families import Trunk, grouped_attention, kinds, windowed
 from .fields import Fields
+from .recipes import Experts, read_experts, sparse_layers
 
 
 def read_moe(fields: Fields, experts: str, size: str = "moe_intermediate_size", **traits) -> MoE:
@@ -52,17 +53,6 @@ def qwen3_moe(fields: Fields) -> Model:
     sparse = qwen_sparse_layers(fields, trunk.num_layers)
     mlps = mixed(fields, trunk.num_layers, read_moe(fields, "num_experts"), sparse)
     return trunk.model(trunk.rms_layers([attention] * trunk.num_layers, mlps))
-
-
-def gpt_oss(fields: Fields) -> Model:
-    trunk = Trunk.read(fields, 131072)
-    bias = fields.flag("attention_bias", True)
-    full = grouped_attention(fields, trunk.hidden_size, qkv_bias=bias, output_bias=bias, sinks=True)
-    window = fields.integer("sliding_window", default=128)
-    layer_kinds = kinds(fields, trunk.num_layers, lambda i: "full" if i % 2 else "window")
-    attentions = [windowed(full, kind, window, trunk.max_position_embeddings) for kind in layer_kinds]
-    moe = read_moe(fields, "num_local_experts", "intermediate_size", bias=True, router_bias=True)
-    return trunk.model(trunk.rms_layers(attentions, [moe] * trunk.num_layers))
 
 
 def llama4(fields: Fields) -> Model:
@@ -134,12 +124,11 @@ def _deepseek_moe(fields: Fields, topk_method: str) -> MoE:
     )
 
 
-def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **indexer: Any) -> Model:
-    """`indexer_types` (GLM-5.2): a "shared" layer takes the keys that the indexer of the last "full" layer picked."""
-    trunk = Trunk.read(fields, max_position_embeddings)
+def latent(fields: Fields, **traits: Any) -> Attention:
+    """Multi-head latent attention under DeepSeek's names of fields."""
     nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     bias = fields.flag("attention_bias", False)
-    attention = Attention(
+    return Attention(
         "mla",
         fields.integer("num_attention_heads"),
         1,
@@ -152,12 +141,29 @@ def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **
         kv_lora_rank=fields.integer("kv_lora_rank"),
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rope,
-        **indexer,
+        **traits,
     )
-    first = fields.integer("first_k_dense_replace", least=0)
-    step = fields.integer("moe_layer_freq", default=1)
-    sparse = {i for i in range(first, trunk.num_layers) if i % step == 0}
-    mlps = mixed(fields, trunk.num_layers, _deepseek_moe(fields, topk_method), sparse)
+
+
+def _deepseek(
+    fields: Fields,
+    topk_method: str,
+    max_position_embeddings: int,
+    tied: bool = False,
+    num_norms: int = 2,
+    **indexer: Any,
+) -> Model:
+    """`indexer_types` (GLM-5.2): a "shared" layer takes the keys that the indexer of the last "full" layer picked.
+    A family without experts (n_routed_experts) is dense."""
+    trunk = Trunk.read(fields, max_position_embeddings, tied)
+    attention = latent(fields, **indexer)
+    mlps: list[MLP | MoE]
+    if topk_method:
+        first = 0 if fields.has("mlp_layer_types") else fields.integer("first_k_dense_replace", least=0)
+        sparse = sparse_layers(fields, trunk.num_layers, first)
+        mlps = mixed(fields, trunk.num_layers, _deepseek_moe(fields, topk_method), sparse)
+    else:
+        mlps = [MLP(fields.integer("intermediate_size"))] * trunk.num_layers
     attentions = [attention] * trunk.num_layers
     if indexer:
         shared = replace(attention, index_shared=True)
@@ -165,7 +171,95 @@ def _deepseek(fields: Fields, topk_method: str, max_position_embeddings: int, **
         attentions = fields.per_layer("indexer_types", trunk.num_layers, words) or attentions
     if attentions[0].index_shared:
         fields.problem("indexer_types[0]", "must be full: there is no layer before it whose indexer it could share")
+    return trunk.model(trunk.rms_layers(attentions, mlps, num_norms))
+
+
+def latent_dense(fields: Fields) -> Model:
+    """Youtu-LLM and MiniCPM3: latent attention and a dense MLP."""
+    return _deepseek(fields, "", 32768, tied=True)
+
+
+def longcat_flash(fields: Fields) -> Model:
+    """LongCat-Flash (arXiv:2509.01322): two rounds of attention and MLP per layer, and experts beside the second, of
+    which some do nothing; two layers here for each of its own."""
+    trunk = Trunk.read(fields, 131072, layers=("num_layers", "num_hidden_layers"))
+    attention, width = latent(fields), fields.integer("ffn_hidden_size")
+    num_experts, idle = fields.integer("n_routed_experts"), fields.integer("zero_expert_num", default=0, least=0)
+    top = fields.integer("moe_topk")
+    busy = max(1, round(top * num_experts / (num_experts + idle)))
+    moe = MoE(num_experts, busy, fields.integer("expert_ffn_hidden_size"), shared_intermediate_size=width,
+              num_zero_experts=idle)  # fmt: skip
+    norms = 2 * trunk.hidden_size
+    return trunk.model([Layer(attention, MLP(width), norms), Layer(attention, moe, norms)] * trunk.num_layers)
+
+
+def minimax_m3(fields: Fields) -> Model:
+    """MiniMax-M3: an indexer picks blocks of keys for grouped queries in most layers."""
+    trunk = Trunk.read(fields, 524288)
+    full = grouped_attention(fields, trunk.hidden_size, qk_norm="head")
+    inner = fields.config.get("sparse_attention_config")
+    own = fields.of({**fields.config, **(inner if isinstance(inner, dict) else {})})
+    block = own.integer("index_block_size", "sparse_block_size", default=128)
+    blocks = own.integer("index_topk_blocks", "sparse_topk_blocks", default=16)
+    picked = replace(
+        full,
+        index_num_heads=own.integer("index_n_heads", "sparse_num_index_heads", default=4),
+        index_head_dim=own.integer("index_head_dim", "sparse_index_dim", default=128),
+        index_topk=block * blocks,
+    )
+    words = {"full_attention": full, "minimax_m3_sparse": picked, 0: full, 1: picked}
+    name = "layer_types" if fields.has("layer_types") else "sparse_attention_freq"
+    attentions = own.per_layer(name, trunk.num_layers, words) or [full] * trunk.num_layers
+    shared = fields.integer("shared_intermediate_size", default=0, least=0)
+    moe = read_moe(fields, "num_local_experts", "intermediate_size", shared_intermediate_size=shared, router_bias=True)
+    mlps = mixed(fields, trunk.num_layers, moe, sparse_layers(fields, trunk.num_layers), "dense_intermediate_size")
     return trunk.model(trunk.rms_layers(attentions, mlps))
+
+
+def laguna(fields: Fields) -> Model:
+    """Laguna: query heads by layer, a gate for each."""
+    trunk = Trunk.read(fields, 131072)
+    full = grouped_attention(fields, trunk.hidden_size, qk_norm="head", head_gate=fields.flag("gating", True))
+    counts = fields.config.get("num_attention_heads_per_layer")
+    allowed = {c: c for c in counts if isinstance(c, int) and c > 0} if isinstance(counts, list) else {}
+    heads = fields.per_layer("num_attention_heads_per_layer", trunk.num_layers, allowed) if counts else None
+    found = kinds(fields, trunk.num_layers, lambda i: "full")
+    window = fields.integer("sliding_window", default=512)
+    attentions = [
+        windowed(replace(full, num_heads=n), kind, window, trunk.max_position_embeddings)
+        for kind, n in zip(found, heads or [full.num_heads] * trunk.num_layers, strict=True)
+    ]
+    family = Experts(shared_width=("shared_expert_intermediate_size",), router_bias=True, dense_first=1)
+    moe = read_experts(fields, family)
+    mlps = mixed(fields, trunk.num_layers, moe, sparse_layers(fields, trunk.num_layers, family.dense_first))
+    return trunk.model(trunk.rms_layers(attentions, mlps))
+
+
+def step3p5(fields: Fields) -> Model:
+    """Step 3.5: window layers with query heads of their own, a gate for each head."""
+    trunk = Trunk.read(fields, fields.integer("max_seq_len", default=262144))
+    n, k = fields.heads("num_attention_heads", "num_attention_groups")
+    gate = fields.flag("use_head_wise_attn_gate", False)
+    full = Attention("full", n, k, fields.head_dim(trunk.hidden_size, n), qk_norm="head", head_gate=gate)
+    other = fields.config.get("attention_other_setting")
+    own = fields.of({**fields.config, **(other if isinstance(other, dict) else {})})
+    n, k = own.heads("num_attention_heads", "num_attention_groups")
+    narrow = replace(full, num_heads=n, num_kv_heads=k)
+    found = kinds(fields, trunk.num_layers, lambda i: "full")
+    window = fields.integer("sliding_window", default=512)
+    attentions = [
+        full if kind == "full" else windowed(narrow, kind, window, trunk.max_position_embeddings) for kind in found
+    ]
+    listed = fields.text("moe_layers_enum", "")
+    sparse = {int(i) for i in listed.split(",") if i.strip().isdigit()} if listed else set(range(1, trunk.num_layers))
+    shared = fields.integer("share_expert_dim", "share_expert_dims", default=0, least=0)
+    moe = replace(read_experts(fields, Experts(router_bias="use_moe_router_bias!")), shared_intermediate_size=shared)
+    return trunk.model(trunk.rms_layers(attentions, mixed(fields, trunk.num_layers, moe, sparse)))
+
+
+def axk1(fields: Fields) -> Model:
+    """A.X K1: DeepSeek-V3 with one more norm behind the experts."""
+    return _deepseek(fields, "noaux_tc", 32768, num_norms=3)
 
 
 def deepseek_v2(fields: Fields) -> Model:
