@@ -4,18 +4,18 @@ Written after vLLM 0.11-0.33 (vllm/v1/core/kv_cache_manager.py); other engines' 
 """
 
 from .blocks import (
+    allocate_new_blocks,
+    cache_full_blocks,
+    find_longest_cache_hit,
+    free_blocks,
     free_table,
-    hash_until,
-    look_up,
-    release,
-    release_outside_window,
-    share,
+    remove_skipped_blocks,
     take_table,
-    take_until,
+    touch,
 )
 from .contiguous import give_back, take_piece
 from .njit import compiled
-from .radix import share_match
+from .radix import match_prefix, share_match
 from .state import (
     CPU,
     RESERVE_MAX_MODEL_LEN,
@@ -98,8 +98,24 @@ def table_length_for(request, knobs, num_tokens, admitted):
 
 
 @compiled
-def allocate(request, scheduler, knobs, pieces, num_tokens, admitted, reserve):
-    """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise."""
+def allocate_slots(core, request, num_computed, num_tokens, admitted, reserve):
+    """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise.
+
+    admitted: it waits, so gets what the engine reserves, and shares the num_computed tokens that get_computed_blocks
+    found.
+    """
+    if core.scheduler.identified:
+        if admitted and request.table < 0:
+            return allocate_cached(core, request, num_computed, num_tokens, reserve)
+        return allocate_identified(core, request, num_tokens, admitted, reserve)
+    if admitted and core.knobs.radix and request.num_blocks == 0:
+        return allocate_matched(core, request, num_computed, num_tokens, reserve)
+    return allocate_counted(request, core.scheduler, core.knobs, core.tables, num_tokens, admitted, reserve)
+
+
+@compiled
+def allocate_counted(request, scheduler, knobs, pieces, num_tokens, admitted, reserve):
+    """`allocate_slots` where nothing is found again: how many blocks it holds is all there is."""
     length = table_length_for(request, knobs, num_tokens, admitted)
     if knobs.allocator:
         given = request.first_block >= 0  # before it was sent
@@ -120,26 +136,27 @@ def allocate(request, scheduler, knobs, pieces, num_tokens, admitted, reserve):
 
 
 @compiled
-def extend(request, scheduler, knobs, blocks, table, segments, num_tokens, length):
-    """Make the tables `length` long with blocks known to be free, and hash those that are full by num_tokens.
+def extend(core, request, num_tokens, length):
+    """Make the tables `length` long with blocks known to be free, and cache those that are full by num_tokens.
 
-    Tokens in flight are not known yet: a block with one is hashed at a later step.
+    Tokens in flight are not known yet: a block with one is cached at a later step.
     """
-    take_until(request, scheduler, knobs, blocks, table, length)
+    scheduler, knobs, blocks, table = core.scheduler, core.knobs, core.blocks, core.tables[request.table]
+    allocate_new_blocks(request, scheduler, knobs, blocks, table, length)
     full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
-    hash_until(request, knobs, scheduler, blocks, table, segments, full)
+    cache_full_blocks(request, knobs, scheduler, blocks, table, core.segments, full)
     set_slots(request, knobs)
 
 
 @compiled
-def allocate_identified(request, scheduler, knobs, blocks, tables, segments, num_tokens, admitted, reserve):
-    """`allocate` for a request that holds blocks with an identity."""
-    table = tables[request.table]
-    release_outside_window(request, knobs, scheduler, blocks, table)
+def allocate_identified(core, request, num_tokens, admitted, reserve):
+    """`allocate_slots` for a request that holds blocks with an identity."""
+    scheduler, knobs = core.scheduler, core.knobs
+    remove_skipped_blocks(request, knobs, scheduler, core.blocks, core.tables[request.table])
     length = table_length_for(request, knobs, num_tokens, admitted)
     if scheduler.num_tables * (length - request.table_length) + reserve > scheduler.free_blocks:
         return False
-    extend(request, scheduler, knobs, blocks, table, segments, num_tokens, length)
+    extend(core, request, num_tokens, length)
     return True
 
 
@@ -172,42 +189,58 @@ def promised_blocks(requests, scheduler, knobs, running):
 
 
 @compiled
-def cached_tokens(q, request, scheduler, knobs, blocks, tables, segments, watermark):
-    """Tokens of a waiting request that the cache holds, or the CPU's memory if it was swapped.
+def get_computed_blocks(core, q, watermark):
+    """Tokens of waiting request q that need not be computed: the cache holds them, or the CPU's memory if it was
+    swapped, or they came from elsewhere.
 
     -1: it was turned away before, and nothing helped it since; -2: it shares text with a prompt that is being computed
     in this step, for which it waits.
     """
-    if q == scheduler.blocked_request and scheduler.blocked_need + watermark > scheduler.free_blocks:
-        return -1
-    table = tables[free_table(scheduler)]
-    length = look_up(request, knobs, scheduler, blocks, segments, table)
-    if length < 0:
-        return -2
-    if request.num_swapped > 0:
-        return request.num_computed_tokens
-    if knobs.tier_blocks[CPU] > 0:
-        length += look_below(request, knobs, scheduler, blocks, segments, table)
-    return length * knobs.block_size
+    request, scheduler, knobs = core.requests[q], core.scheduler, core.knobs
+    if scheduler.identified and request.table < 0:
+        if q == scheduler.blocked_request and scheduler.blocked_need + watermark > scheduler.free_blocks:
+            return -1
+        table = core.tables[free_table(scheduler)]
+        length = find_longest_cache_hit(request, knobs, scheduler, core.blocks, core.segments, table)
+        if length < 0:
+            return -2
+        if request.num_swapped > 0:
+            return request.num_computed_tokens
+        if knobs.tier_blocks[CPU] > 0:
+            length += look_below(request, knobs, scheduler, core.blocks, core.segments, table)
+        return length * knobs.block_size
+    if knobs.radix and request.num_blocks == 0:
+        last = request.prompt_tokens + request.num_output_tokens - 1
+        return match_prefix(request, last, scheduler, knobs, core.requests, core.nodes, core.segments)
+    return request.num_computed_tokens
 
 
 @compiled
-def allocate_cached(request, scheduler, knobs, blocks, tables, segments, cached, n, reserve):
-    """`allocate` for a waiting request that was just looked up: share what the GPU has, take the rest."""
-    length = table_length_for(request, knobs, cached + n, True)
+def allocate_cached(core, request, num_computed, num_tokens, reserve):
+    """`allocate_slots` for a waiting request that was just looked up: share what the GPU has, take the rest."""
+    scheduler, knobs = core.scheduler, core.knobs
+    length = table_length_for(request, knobs, num_tokens, True)
     hit = request.num_hashed_blocks
     needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
     if needed + reserve > scheduler.free_blocks:
         return False
-    share_hits(request, scheduler, blocks, tables, hit)
-    if cached > hit * knobs.block_size:
+    share_hits(request, scheduler, core.blocks, core.tables, hit)
+    if num_computed > hit * knobs.block_size:
         if request.num_swapped == 0:
-            load(request, knobs, scheduler, blocks, tables[request.table], hit, cached // knobs.block_size)
+            load(
+                request,
+                knobs,
+                scheduler,
+                core.blocks,
+                core.tables[request.table],
+                hit,
+                num_computed // knobs.block_size,
+            )
         step = scheduler.step
         scheduler.step = -1  # text that is there, not text that this step computes
-        extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached, length)
+        extend(core, request, num_computed, length)
         scheduler.step = step
-    extend(request, scheduler, knobs, blocks, tables[request.table], segments, cached + n, length)
+    extend(core, request, num_tokens, length)
     return True
 
 
@@ -219,26 +252,28 @@ def share_hits(request, scheduler, blocks, tables, length):
     for t in range(scheduler.num_tables):
         for i in range(t * scheduler.table_stride, t * scheduler.table_stride + length):
             if table[i] > 0:
-                share(blocks, scheduler, table[i])
+                touch(blocks, scheduler, table[i])
     scheduler.blocked_request = -1
     request.table_length = length
     request.num_blocks = scheduler.hit_blocks
 
 
 @compiled
-def allocate_matched(request, scheduler, knobs, tables, nodes, cached, n, reserve):
-    """`allocate` for a waiting request that was just matched: hold what the radix tree has, take the rest."""
-    length = table_length_for(request, knobs, cached + n, True)
+def allocate_matched(core, request, num_computed, num_tokens, reserve):
+    """`allocate_slots` for a waiting request that was just matched: hold what the radix tree has, take the rest."""
+    scheduler, knobs = core.scheduler, core.knobs
+    length = table_length_for(request, knobs, num_tokens, True)
     if length - scheduler.hit_blocks + scheduler.idle_hit_blocks + reserve > scheduler.free_blocks:
         return False
-    share_match(request, cached, scheduler, nodes)
+    share_match(request, num_computed, scheduler, core.nodes)
     request.entered = 0
-    return allocate(request, scheduler, knobs, tables, cached + n, True, reserve)
+    return allocate_counted(request, scheduler, knobs, core.tables, num_tokens, True, reserve)
 
 
 @compiled
-def free(request, scheduler, blocks, tables):
+def free(core, request):
     """Free all blocks of a request, wherever they are."""
+    scheduler = core.scheduler
     if request.num_swapped > 0:
         scheduler.free_cpu_blocks += request.num_swapped
         request.num_swapped = 0
@@ -246,9 +281,9 @@ def free(request, scheduler, blocks, tables):
         scheduler.held_tokens -= request.num_computed_tokens
     request.num_computed_tokens = 0
     if request.table >= 0:
-        release(request, scheduler, blocks, tables)
+        free_blocks(request, scheduler, core.blocks, core.tables)
     elif request.first_block >= 0:
-        give_back(request, scheduler, tables)
+        give_back(request, scheduler, core.tables)
     else:
         scheduler.free_blocks += request.num_blocks
     request.num_blocks = 0

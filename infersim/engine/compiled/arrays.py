@@ -1,7 +1,4 @@
-"""How compiled code sees state.ARRAYS: the entry has one pointer, to a state.CALL, and makes a named tuple of it.
-
-The tuple has `call`, a row, and every array by its name. It is made once: functions that look arrays up through the
-pointer each time compile to less text, but runs were 10 to 20 % slower.
+"""How compiled code sees state.ARRAYS: all of them through the address of a state.CALL, or those of one rank.
 
 Rows and arrays have types of their own, since Numba's say more than is needed: an array of its is seven words or more
 as an argument, any index may count from the end, and each width of an integer compiles its callee again. Here an array
@@ -9,7 +6,6 @@ is an address and its lengths, every integer read is 64 bits wide, and LLVM is t
 """
 
 import operator
-from collections import namedtuple
 
 import numpy as np
 from llvmlite import ir
@@ -217,28 +213,127 @@ def length(context, builder, signature, arguments):
     return cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0]).length0
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
-Arrays = namedtuple("Arrays", ["call", *state.ARRAYS])
-TYPES = [Row(state.CALL), *(Rows(element, len(shape)) for element, shape in state.ARRAYS.values())]
-TUPLE = types.NamedTuple(TYPES, Arrays)
+# --- all of them, and those of one rank -------------------------------------------------------------------------------
+class Arrays(types.Type):
+    """state.ARRAYS by name, and `call`, through the address of the state.CALL that knows where they are."""
+
+    def __init__(self):
+        super().__init__(name="Arrays")
+
+
+class Core(types.Type):
+    """What the scheduler of one rank works on: its part of state.ARRAYS, as CORE has it; vLLM's EngineCore.
+
+    running: i4[max_num_seqs], request rows in order of admission; step: i4[max_num_seqs], the step being made: a
+    request row if it samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many each verifies.
+    """
+
+    def __init__(self):
+        super().__init__(name="Core")
+
+
+ARRAYS, CORE_TYPE = Arrays(), Core()
+CORE = {
+    "requests": ("requests",),
+    "segments": ("segments",),
+    "sequences": ("sequences",),
+    "replica": ("replicas", "replica"),
+    "knobs": ("knobs", "replica"),
+    "price": ("prices", "replica"),
+    "plan": ("plan", "replica"),
+    "attention": ("attention", "replica"),
+    "scheduler": ("schedulers", "rank"),
+    "sums": ("sums", "rank"),
+    "running": ("running", "rank"),
+    "blocks": ("blocks", "rank"),
+    "tables": ("tables", "rank"),
+    "nodes": ("nodes", "rank"),
+    "step": ("steps", "rank", "slot"),
+    "drafts": ("drafts", "rank", "slot"),
+}
+"""where in state.ARRAYS: name, and what it is indexed with"""
+
+
+@register_model(Arrays)
+class ArraysModel(models.OpaqueModel):
+    pass
+
+
+@register_model(Core)
+class CoreModel(models.StructModel):
+    def __init__(self, manager, core):
+        members = [(name, types.int64) for name in ("replica", "rank", "slot")]
+        super().__init__(manager, core, [("arrays", types.voidptr), *members])
+
+
+@infer_getattr
+class ArraysFields(AttributeTemplate):
+    key = Arrays
+
+    def generic_resolve(self, arrays, name):
+        if name in state.ARRAYS:
+            element, shape = state.ARRAYS[name]
+            return Rows(element, len(shape))
+        return Row(state.CALL) if name == "call" else None
+
+
+@infer_getattr
+class CoreFields(AttributeTemplate):
+    key = Core
+
+    def generic_resolve(self, core, name):
+        if name in CORE:
+            array, *indices = CORE[name]
+            element, shape = state.ARRAYS[array]
+            return type_of(np.dtype(element) if isinstance(element, str) else element, len(shape) - len(indices))
+
+
+@lower_getattr_generic(Arrays)
+def get_array(context, builder, arrays, call, name):
+    if name == "call":
+        return call
+
+    def load(field, place=0):
+        address = _gep(builder, call, state.CALL.fields[field][1] + 8 * place)
+        value = builder.load(builder.bitcast(address, WORD.as_pointer()))
+        _mark(builder, value, f"CALL.{field}", True)
+        return value
+
+    element, shape = state.ARRAYS[name]
+    data = builder.inttoptr(load("addresses", list(state.ARRAYS).index(name)), BYTE.as_pointer())
+    lengths = [ir.Constant(WORD, size) if isinstance(size, int) else load(size) for size in shape]
+    return make_rows(context, builder, Rows(element, len(shape)), data, lengths)
+
+
+@lower_getattr_generic(Core)
+def get_part(context, builder, core, value, name):
+    value = cgutils.create_struct_proxy(core)(context, builder, value=value)
+    array, *names = CORE[name]
+    element, shape = state.ARRAYS[array]
+    rows = get_array(context, builder, ARRAYS, value.arrays, array)
+    if not names:
+        return rows
+    indices = context.make_tuple(builder, types.UniTuple(types.int64, len(names)), [getattr(value, n) for n in names])
+    kinds = (Rows(element, len(shape)), types.UniTuple(types.int64, len(names)))
+    inner = CoreFields(None).generic_resolve(core, name)
+    return get_item(context, builder, signature(inner, *kinds), (rows, indices))
 
 
 @intrinsic
-def arrays_of(_, pointer):
+def arrays_of(_, address):
     """Arrays of the state.CALL at an address."""
+    return ARRAYS(address), lambda context, builder, signature, arguments: arguments[0]
 
-    def load(builder, call, field, place=0):
-        address = _gep(builder, call, state.CALL.fields[field][1] + 8 * place)
-        return builder.load(builder.bitcast(address, WORD.as_pointer()))
+
+@intrinsic
+def core_of(_, arrays, replica, rank, slot):
+    """Core of one rank of a replica, whose step in flight is `slot`."""
 
     def codegen(context, builder, signature, arguments):
-        call, arrays = arguments[0], []
-        for i, (rows, (_, shape)) in enumerate(zip(TYPES[1:], state.ARRAYS.values(), strict=True)):
-            lengths = [
-                ir.Constant(WORD, size) if isinstance(size, int) else load(builder, call, size) for size in shape
-            ]
-            data = builder.inttoptr(load(builder, call, "addresses", i), BYTE.as_pointer())
-            arrays.append(make_rows(context, builder, rows, data, lengths))
-        return context.make_tuple(builder, TUPLE, [call, *arrays])
+        core = cgutils.create_struct_proxy(CORE_TYPE)(context, builder)
+        core.arrays = arguments[0]
+        for name, kind, value in zip(("replica", "rank", "slot"), signature.args[1:], arguments[1:], strict=True):
+            setattr(core, name, context.cast(builder, value, kind, types.int64))
+        return core._getvalue()
 
-    return TUPLE(pointer), codegen
+    return CORE_TYPE(arrays, replica, rank, slot), codegen

@@ -12,7 +12,7 @@ from .tiers import clear_tiers, keep
 
 
 @compiled
-def take(blocks, scheduler, knobs):
+def get_new_block(blocks, scheduler, knobs):
     """The least recently used free block, without its hash. Block 0 closes the ring of the free queue.
 
     Text that the GPU then holds no more goes to the tiers below, if there are any.
@@ -33,7 +33,7 @@ def take(blocks, scheduler, knobs):
 
 
 @compiled
-def share(blocks, scheduler, b):
+def touch(blocks, scheduler, b):
     """One more request holds block b; if it was free it leaves the queue."""
     block = blocks[b]
     if block.references == 0:
@@ -46,7 +46,7 @@ def share(blocks, scheduler, b):
 
 
 @compiled
-def let_go(blocks, scheduler, b):
+def free_block(blocks, scheduler, b):
     """One request less holds block b; the last one leaves it at the end of the free queue, hash and all."""
     block = blocks[b]
     block.references -= 1
@@ -78,14 +78,14 @@ def free_table(scheduler):
 
 
 @compiled
-def release(request, scheduler, blocks, tables):
+def free_blocks(request, scheduler, blocks, tables):
     """Free all blocks of a request, the last of each block table first, and its row of tables."""
     stride = scheduler.table_stride
     table = tables[request.table]
     for t in range(scheduler.num_tables):
         for i in range(t * stride + request.table_length - 1, t * stride - 1, -1):
             if table[i] > 0:
-                let_go(blocks, scheduler, table[i])
+                free_block(blocks, scheduler, table[i])
     request.table_length = 0
     table[len(table) - 1] = scheduler.free_table
     scheduler.free_table = request.table
@@ -94,7 +94,7 @@ def release(request, scheduler, blocks, tables):
 
 
 @compiled
-def release_outside_window(request, knobs, scheduler, blocks, table):
+def remove_skipped_blocks(request, knobs, scheduler, blocks, table):
     """Free the blocks that no later query sees (SlidingWindowManager.remove_skipped_blocks)."""
     t = 0
     for g in range(knobs.num_kv_groups):
@@ -104,14 +104,14 @@ def release_outside_window(request, knobs, scheduler, blocks, table):
                 for i in range(t * scheduler.table_stride + skipped - 1, t * scheduler.table_stride - 1, -1):
                     if table[i] == 0:
                         break
-                    let_go(blocks, scheduler, table[i])
+                    free_block(blocks, scheduler, table[i])
                     table[i] = 0
                     request.num_blocks -= 1
             t += 1
 
 
 @compiled
-def hash_until(request, knobs, scheduler, blocks, table, segments, full):
+def cache_full_blocks(request, knobs, scheduler, blocks, table, segments, full):
     """Hash the request's blocks, in all its block tables, until `full` of each are.
 
     Where nobody else has its text that waits until it is preempted, when it alone may find them again (remember).
@@ -139,18 +139,18 @@ def remember(request, knobs, scheduler, blocks, table, segments):
     request.num_hashed_blocks = request.segment_offset // knobs.block_size  # it begins no segments
     step = scheduler.step
     scheduler.unshared, scheduler.step = 0, -1  # earlier text, not text that this step computes
-    hash_until(request, knobs, scheduler, blocks, table, segments, full)
+    cache_full_blocks(request, knobs, scheduler, blocks, table, segments, full)
     scheduler.unshared, scheduler.step = 1, step
 
 
 @compiled
-def take_until(request, scheduler, knobs, blocks, table, length):
+def allocate_new_blocks(request, scheduler, knobs, blocks, table, length):
     """Take blocks, which are known to be free, until each block table has `length`; more stay as they are."""
     if length <= request.table_length:
         return
     for t in range(scheduler.num_tables):
         for i in range(t * scheduler.table_stride + request.table_length, t * scheduler.table_stride + length):
-            table[i] = take(blocks, scheduler, knobs)
+            table[i] = get_new_block(blocks, scheduler, knobs)
         request.num_blocks += length - request.table_length
     request.table_length = length
 
@@ -180,7 +180,7 @@ def identify(requests, knobs, scheduler, blocks, tables, replica, rank):
             take_table(request, scheduler, tables)
             request.table_length = request.num_blocks
             for position in range(request.table_length):
-                tables[request.table, position] = take(blocks, scheduler, knobs)
+                tables[request.table, position] = get_new_block(blocks, scheduler, knobs)
 
 
 @compiled
@@ -198,7 +198,7 @@ def window_hit(table, stride, first, num_tables, length, wanted):
 
 
 @compiled
-def look_up(request, knobs, scheduler, blocks, segments, table):
+def find_longest_cache_hit(request, knobs, scheduler, blocks, segments, table):
     """Number of leading blocks that need not be computed: cached for every KV group, and at least one token is left.
 
     -1 if the first that is missing is computed in this step and the engine waits for such. Of a swapped request only

@@ -125,7 +125,8 @@ def _object_code(module) -> bytes:
         codemodel="jitdefault",
         jit=True,
     )
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.inlining_threshold = 50
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)

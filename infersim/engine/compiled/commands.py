@@ -1,7 +1,8 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
-from .allocation import allocate, allocate_matched, free, keeps_tables, share_hits
-from .blocks import free_table, identify, look_up, take_until
+from .allocation import allocate_counted, allocate_matched, free, keeps_tables, share_hits
+from .arrays import core_of
+from .blocks import allocate_new_blocks, find_longest_cache_hit, free_table, identify
 from .groups import forget
 from .hashes import find, hash_block, key_of
 from .njit import compiled
@@ -27,7 +28,7 @@ def abort(a, q, time):
     replica = a.replicas[r]
     rank = r * a.call.ranks + request.rank
     scheduler = a.schedulers[rank]
-    send(a.requests, replica, a.knobs[r], a.call, a.events, r, time, 0.0)
+    send(a, r, time, 0.0)
     if request.status >= COMPLETED:
         return False
     observe(a, r, time)
@@ -47,7 +48,7 @@ def abort(a, q, time):
             computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)
             insert(q, computed, scheduler, a.knobs[r], a.requests, a.nodes[rank], a.segments)
         release_path(request, scheduler, a.nodes[rank])
-    free(request, scheduler, a.blocks[rank], a.tables[rank])
+    free(core_of(a, r, rank, 0), request)
     wake(replica, time)
     replica.num_finished += 1
     if request.sent >= 0.0:
@@ -79,7 +80,7 @@ def reserve(a, q, time):
     tokens = request.max_num_tokens if knobs.reserve == RESERVE_TO_COMPLETION else request.prompt_tokens
     request.num_computed_tokens = request.prompt_tokens - 1
     if scheduler.identified:
-        hit = look_up(request, knobs, scheduler, blocks, a.segments, tables[free_table(scheduler)])
+        hit = find_longest_cache_hit(request, knobs, scheduler, blocks, a.segments, tables[free_table(scheduler)])
         if hit < 0:  # it would wait for text that is being computed: all of it comes over the link
             hit = 0
             scheduler.hit_blocks = scheduler.idle_hit_blocks = 0
@@ -89,17 +90,17 @@ def reserve(a, q, time):
         fits = needed + watermark <= scheduler.free_blocks
         if fits:
             share_hits(request, scheduler, blocks, tables, hit)
-            take_until(request, scheduler, knobs, blocks, tables[request.table], length)
+            allocate_new_blocks(request, scheduler, knobs, blocks, tables[request.table], length)
     elif knobs.radix:
         cached = match_prefix(
             request, request.prompt_tokens - 1, scheduler, knobs, a.requests, a.nodes[rank], a.segments
         )
         hit = scheduler.hit_blocks
-        fits = allocate_matched(request, scheduler, knobs, tables, a.nodes[rank], cached, tokens - cached, watermark)
+        fits = allocate_matched(core_of(a, r, rank, 0), request, cached, tokens, watermark)
         if fits:
             evict(a.nodes[rank], scheduler, 0)
     else:
-        fits = allocate(request, scheduler, knobs, tables, tokens, True, watermark)
+        fits = allocate_counted(request, scheduler, knobs, tables, tokens, True, watermark)
     if not fits:
         request.num_computed_tokens = 0
         return 0
@@ -112,13 +113,14 @@ def reserve(a, q, time):
 def release(a, q, time):
     """Free the blocks that the completed request q held on to."""
     request = a.requests[q]
-    replica = a.replicas[request.replica]
-    rank = request.replica * a.call.ranks + request.rank
+    r = request.replica
+    replica = a.replicas[r]
+    rank = r * a.call.ranks + request.rank
     scheduler = a.schedulers[rank]
-    observe(a, request.replica, time)
-    if a.knobs[request.replica].radix:
+    observe(a, r, time)
+    if a.knobs[r].radix:
         release_path(request, scheduler, a.nodes[rank])
-    free(request, scheduler, a.blocks[rank], a.tables[rank])
+    free(core_of(a, r, rank, 0), request)
     replica.num_reserved -= 1
     wake(replica, time)
     return True
@@ -154,7 +156,7 @@ def match(a, q):
             else:
                 awaited, hits, idle = scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks
                 table = a.tables[rank, free_table(scheduler)]
-                length = look_up(request, knobs, scheduler, a.blocks[rank], a.segments, table)
+                length = find_longest_cache_hit(request, knobs, scheduler, a.blocks[rank], a.segments, table)
                 scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks = awaited, hits, idle
             a.replicas[r].num_matched = max(a.replicas[r].num_matched, length * knobs.block_size)
     return 1

@@ -12,47 +12,40 @@ from .state import RUNNING
 
 
 @compiled
-def add_group(request, replica, scheduler, sums, attention, num_kinds):
+def add_group(core, request):
     """One token of each sequence is in the step; returns how many. Each reads all its keys, shared or not."""
     for _ in range(request.num_sequences):
-        add_to_sums(sums, attention, num_kinds, request.num_computed_tokens, 1)
-    scheduler.num_forked += request.num_sequences - 1
-    request.last_step = replica.num_steps
+        add_to_sums(core.sums, core.attention, core.price.num_kinds, request.num_computed_tokens, 1)
+    core.scheduler.num_forked += request.num_sequences - 1
+    request.last_step = core.replica.num_steps
     request.num_computed_tokens += 1
     return request.num_sequences
 
 
 @compiled
-def decode_group(
-    requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds, blocks, tables, nodes,
-    segments, sequences,
-):  # fmt: skip
+def decode_group(core, q, budget):
     """Tokens of a running group's next step; 0: the budget does not hold it, -1: it had to be preempted itself."""
-    request = requests[q]
+    request = core.requests[q]
     if request.num_sequences > budget:
         return 0
-    while not append_slots(requests, q, scheduler, knobs, blocks, sequences):
-        if preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments) == q:
+    while not append_slots(request, core.scheduler, core.knobs, core.blocks, core.sequences[q]):
+        if preempt_last(core) == q:
             return -1
-    return add_group(request, replica, scheduler, sums, attention, num_kinds)
+    return add_group(core, request)
 
 
 @compiled
-def readmit_group(
-    requests, q, replica, scheduler, knobs, running, budget, sums, attention, num_kinds, blocks, sequences
-):
+def readmit_group(core, q, budget):
     """Tokens of a swapped group, which runs again; 0: it does not fit."""
-    request = requests[q]
-    watermark = knobs.watermark_blocks if scheduler.num_running > 0 else 0
-    if request.num_sequences > budget or not swap_in(
-        requests, q, replica, scheduler, knobs, blocks, sequences, watermark
-    ):
+    request, scheduler = core.requests[q], core.scheduler
+    watermark = core.knobs.watermark_blocks if scheduler.num_running > 0 else 0
+    if request.num_sequences > budget or not swap_in(core, q, watermark):
         return 0
-    remove(requests, scheduler, q)
+    remove(core.requests, scheduler, q)
     request.status = RUNNING
-    running[scheduler.num_running] = q
+    core.running[scheduler.num_running] = q
     scheduler.num_running += 1
     scheduler.num_forks += request.num_sequences - 1
     request.prefill_end = request.num_tokens
     scheduler.held_tokens += request.num_computed_tokens
-    return add_group(request, replica, scheduler, sums, attention, num_kinds)
+    return add_group(core, request)

@@ -74,13 +74,12 @@ def fork(request, scheduler, knobs, blocks, sequences):
 
 
 @compiled
-def append_slots(requests, q, scheduler, knobs, blocks, sequences):
-    """Each sequence of request q takes a slot for one more token; False (and nothing taken) unless each could have a
+def append_slots(request, scheduler, knobs, blocks, own):
+    """Each sequence of a request takes a slot for one more token; False (and nothing taken) unless each could have a
     free block, whether it needs one or not (can_append_slots).
 
     Of those that share a last block with room the last one keeps it, the others write to copies.
     """
-    request, own = requests[q], sequences[q]
     if request.num_sequences > scheduler.free_blocks:
         return False
     scheduler.num_shared -= blocks_saved(request)
@@ -198,10 +197,10 @@ def swap_out(request, replica, scheduler, knobs):
 
 
 @compiled
-def swap_in(requests, q, replica, scheduler, knobs, blocks, sequences, reserve):
+def swap_in(core, q, reserve):
     """A swapped group gets its blocks back, and a slot for each sequence's next token, if that leaves `reserve` free
     (can_swap_in); False (and nothing taken) otherwise."""
-    request = requests[q]
+    request, replica, scheduler, knobs = core.requests[q], core.replica, core.scheduler, core.knobs
     needed = request.num_swapped + request.num_sequences
     if needed > knobs.num_gpu_blocks - 1:
         give_up(request, scheduler, GROUP_TOO_LARGE)
@@ -214,7 +213,7 @@ def swap_in(requests, q, replica, scheduler, knobs, blocks, sequences, reserve):
     replica.num_copied += request.num_swapped
     request.num_swapped = 0
     scheduler.num_shared += blocks_saved(request)
-    return append_slots(requests, q, scheduler, knobs, blocks, sequences)
+    return append_slots(request, scheduler, knobs, core.blocks, core.sequences[q])
 
 
 @compiled

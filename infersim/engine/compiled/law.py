@@ -95,15 +95,13 @@ def add_verification(sums, attention, num_kinds, start, n):
     for kind in range(num_kinds):
         window = attention[kind].window
         row = sums[kind]
-        most, pairs = 0, 0
-        for position in range(start, start + n):
-            keys = position + 1
-            if 0 < window < keys:
-                keys = window
-            elif window < 0:
-                keys = position % -window + 1
-            pairs += keys
-            most = max(most, keys)
+        most, pairs = start + n, n * start + n * (n + 1) // 2
+        if window != 0:
+            most, pairs = 0, 0
+            for position in range(start, start + n):
+                keys = position % -window + 1 if window < 0 else min(position + 1, window)
+                pairs += keys
+                most = max(most, keys)
         if window > 0:  # the first query's oldest key to the last one's own
             most = min(start + n, window - 1 + n)
         row.num_decodes += 1

@@ -10,7 +10,7 @@ from .state import RETRACT_STEPS, WAITING
 
 
 @compiled
-def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, segments):
+def preempt(core, victim):
     """A request that is no longer running gives up its blocks, to be recomputed, or swapped in if the CPU has room.
 
     As vLLM V0 swaps beside prefix caching (core/block/prefix_caching_block.py, cpu_gpu_block_allocator.py): all blocks
@@ -18,11 +18,12 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, 
     shared, the others taken anew and hashed, and all are copied. V0 keeps equal blocks of two swapped requests once,
     here each has its own.
     """
-    request = requests[victim]
+    request, replica, scheduler, knobs = core.requests[victim], core.replica, core.scheduler, core.knobs
+    scheduler.preempted = 1
     if knobs.enable_prefix_caching and not scheduler.identified:
-        identify(requests, knobs, scheduler, blocks, tables, request.replica, request.rank)
+        identify(core.requests, knobs, scheduler, core.blocks, core.tables, request.replica, request.rank)
     if scheduler.unshared:
-        remember(request, knobs, scheduler, blocks, tables[request.table], segments)
+        remember(request, knobs, scheduler, core.blocks, core.tables[request.table], core.segments)
     request.status = WAITING
     request.num_drafts = 0
     request.num_preemptions += 1
@@ -34,8 +35,8 @@ def preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, 
             return
     swapped, computed = request.num_blocks, request.num_computed_tokens
     if knobs.radix:
-        release_path(request, scheduler, nodes)
-    free(request, scheduler, blocks, tables)
+        release_path(request, scheduler, core.nodes)
+    free(core, request)
     if 0 < swapped <= scheduler.free_cpu_blocks:
         scheduler.free_cpu_blocks -= swapped
         scheduler.copy_time += swapped * knobs.swap_block_time
@@ -53,67 +54,80 @@ def drop(scheduler, running, place):
 
 
 @compiled
-def preempt_last(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
+def preempt_last(core):
     """Preempt the last running request that is not in this step, or the last of the least urgent of those; returns it.
 
     vLLM's victim. The request that lacks memory is not in this step, so there is one.
     """
-    place = scheduler.num_running - 1
-    while requests[running[place]].last_step == replica.num_steps:
+    requests, running, policy, this_step = core.requests, core.running, core.knobs.policy, core.replica.num_steps
+    place = core.scheduler.num_running - 1
+    while requests[running[place]].last_step == this_step:
         place -= 1
-    if knobs.policy:
+    if policy:
         for i in range(place - 1, -1, -1):
             other = requests[running[i]]
-            if other.last_step != replica.num_steps and urgency(other, knobs.policy) > urgency(
-                requests[running[place]], knobs.policy
-            ):
+            if other.last_step != this_step and urgency(other, policy) > urgency(requests[running[place]], policy):
                 place = i
     victim = running[place]
-    drop(scheduler, running, place)
-    preempt(requests, replica, scheduler, knobs, victim, blocks, tables, nodes, segments)
-    put_back(requests, scheduler, knobs.policy, victim)
+    drop(core.scheduler, running, place)
+    preempt(core, victim)
+    put_back(requests, core.scheduler, policy, victim)
     return victim
 
 
 @compiled
-def retract(requests, replica, scheduler, knobs, running, blocks, tables, nodes, segments):
-    """Retract requests until every other can decode one token (SGLang's retract_decode); True if any was.
+def retract(core):
+    """Retract requests until every other can decode one token (SGLang's retract_decode), and expect accordingly much of
+    what the others may generate.
 
     Those with the fewest outputs go first, of equal ones those with the longest prompts; to the end of the queue.
     """
+    requests, scheduler, knobs, running = core.requests, core.scheduler, core.knobs, core.running
     retracted = False
-    while True:
-        needed, others = 0, 0
-        victim = -1
-        for i in range(scheduler.num_running):
-            request = requests[running[i]]
-            if request.last_step == replica.num_steps:
-                continue  # a prefill of this step
-            others += 1
-            decodes = request.num_computed_tokens < request.num_tokens < request.max_num_tokens
-            if decodes and request.num_computed_tokens + 1 > request.table_length * knobs.block_size:
-                needed += scheduler.num_tables
-            if victim < 0:
-                victim = i
-            fewest = requests[running[victim]]
-            if request.num_output_tokens < fewest.num_output_tokens or (
-                request.num_output_tokens == fewest.num_output_tokens and request.prompt_tokens >= fewest.prompt_tokens
-            ):
-                victim = i
-        if needed <= scheduler.free_blocks or others <= 1:
-            break
+    victim, others = next_retracted(core)
+    while victim >= 0:
         q = running[victim]
         drop(scheduler, running, victim)
-        preempt(requests, replica, scheduler, knobs, q, blocks, tables, nodes, segments)
+        preempt(core, q)
         if knobs.radix:  # room for some steps of all that remain (ScheduleBatch.release_req)
-            tokens = RETRACT_STEPS * (others - 1)
-            evict(nodes, scheduler, (tokens + knobs.block_size - 1) // knobs.block_size)
+            tokens = RETRACT_STEPS * others
+            evict(core.nodes, scheduler, (tokens + knobs.block_size - 1) // knobs.block_size)
         push_back(requests, scheduler, knobs.policy, q)
         retracted = True
+        victim, others = next_retracted(core)
     if retracted:
         decoded, wished = 0.0, 0.0
         for i in range(scheduler.num_running):
             decoded += requests[running[i]].num_output_tokens
             wished += requests[running[i]].max_tokens
         scheduler.new_token_ratio = min(1.0, (decoded + RETRACT_STEPS * scheduler.num_running) / (wished + 1.0))
-    return retracted
+    elif scheduler.num_running > 0:
+        scheduler.new_token_ratio = max(
+            scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
+        )
+
+
+@compiled
+def next_retracted(core):
+    """Place in the running list of who is retracted next, -1 if there is memory for a token of each; and how many
+    others decode."""
+    requests, scheduler, running = core.requests, core.scheduler, core.running
+    needed, others, victim = 0, 0, -1
+    for i in range(scheduler.num_running):
+        request = requests[running[i]]
+        if request.last_step == core.replica.num_steps:
+            continue  # a prefill of this step
+        others += 1
+        decodes = request.num_computed_tokens < request.num_tokens < request.max_num_tokens
+        if decodes and request.num_computed_tokens + 1 > request.table_length * core.knobs.block_size:
+            needed += scheduler.num_tables
+        if victim < 0:
+            victim = i
+        fewest = requests[running[victim]]
+        if request.num_output_tokens < fewest.num_output_tokens or (
+            request.num_output_tokens == fewest.num_output_tokens and request.prompt_tokens >= fewest.prompt_tokens
+        ):
+            victim = i
+    if needed <= scheduler.free_blocks or others <= 1:
+        victim = -1
+    return victim, others - 1

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from .allocation import free
+from .arrays import core_of
 from .groups import forget, go_on
 from .njit import compiled, inlined
 from .pricing import price_step
@@ -46,11 +47,12 @@ def count_outstanding(replica, change, time):
 
 
 @compiled
-def log_event(call, events, replica, q, r, kind):
+def log_event(a, r, q, kind):
     """Leave an event, at the replica's `now`, for the caller if it asked for the kind."""
+    call = a.call
     if call.event_mask & kind and call.num_events < call.max_events:
-        event = events[call.num_events]
-        event.time = replica.now
+        event = a.events[call.num_events]
+        event.time = a.replicas[r].now
         event.request = q
         event.replica = r
         event.kind = kind
@@ -58,11 +60,12 @@ def log_event(call, events, replica, q, r, kind):
 
 
 @compiled
-def send(requests, replica, knobs, call, events, r, now, not_before):
+def send(a, r, now, not_before):
     """The client sends what it may by `now`: at its arrival, or at `not_before` if it waited for a place until then."""
+    replica, knobs = a.replicas[r], a.knobs[r]
     while replica.unsent_head >= 0:
         q = replica.unsent_head
-        request = requests[q]
+        request = a.requests[q]
         if request.arrival > now or 0 < knobs.max_concurrency <= replica.outstanding:
             return
         replica.unsent_head = request.next
@@ -78,7 +81,7 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
             request.status = REJECTED
             request.reason = reason
             replica.num_finished += 1
-            log_event(call, events, replica, q, r, TURNED_AWAY)
+            log_event(a, r, q, TURNED_AWAY)
         else:
             count_outstanding(replica, 1, request.sent)
             replica.front_end = max(request.sent, replica.front_end) + knobs.host_request_time
@@ -86,11 +89,12 @@ def send(requests, replica, knobs, call, events, r, now, not_before):
 
 
 @compiled
-def join(requests, replica, schedulers, first, knobs):
+def join(a, r):
     """Requests that the API server is done with by now enter the waiting queue of their rank."""
+    replica = a.replicas[r]
     while replica.pending_head != replica.unsent_head:
         q = replica.pending_head
-        request = requests[q]
+        request = a.requests[q]
         if request.status == PENDING:
             if request.visible > replica.now:
                 return
@@ -100,10 +104,11 @@ def join(requests, replica, schedulers, first, knobs):
         if replica.pending_head < 0:
             replica.pending_tail = -1
         if request.status == WAITING:
+            scheduler = a.schedulers[r * a.call.ranks + request.rank]
             if request.num_blocks > 0:  # its KV has come from elsewhere: vLLM puts it first
-                push_front(requests, schedulers[first + request.rank], q)
+                push_front(a.requests, scheduler, q)
             else:
-                push_back(requests, schedulers[first + request.rank], knobs.policy, q)
+                push_back(a.requests, scheduler, a.knobs[r].policy, q)
 
 
 @compiled
@@ -150,24 +155,24 @@ def gap_bin(gap):
 
 
 @compiled
-def finish(requests, replica, scheduler, knobs, call, events, r, q, end, blocks, tables, nodes, segments):
+def finish(a, r, rank, q, end):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
-    request = requests[q]
+    request, replica, core = a.requests[q], a.replicas[r], core_of(a, r, rank, 0)
     was_waiting = request.status == WAITING
     if was_waiting:  # preempted while its last token was in flight
-        remove(requests, scheduler, q)
+        remove(a.requests, core.scheduler, q)
     request.status = COMPLETED
-    if knobs.radix:
-        end_text(q, scheduler, knobs, requests, nodes, segments)
+    if core.knobs.radix:
+        end_text(q, core.scheduler, core.knobs, a.requests, core.nodes, a.segments)
     if request.hold:
         replica.num_reserved += 1
     else:
-        free(request, scheduler, blocks, tables)
+        free(core, request)
     replica.num_finished += 1
     count_outstanding(replica, -1, end)
-    log_event(call, events, replica, q, r, FINISHED)
-    if knobs.max_concurrency > 0:
-        send(requests, replica, knobs, call, events, r, end, end)
+    log_event(a, r, q, FINISHED)
+    if core.knobs.max_concurrency > 0:
+        send(a, r, end, end)
     return not was_waiting
 
 
@@ -235,10 +240,10 @@ def end_step(a, r):
     replica.in_flight -= 1
     replica.blocked = 0
     if knobs.max_concurrency > 0 or knobs.host_token_time > 0.0:
-        send(requests, replica, knobs, call, a.events, r, end, 0.0)
+        send(a, r, end, 0.0)
     if knobs.host_token_time > 0.0:
         end = deliver(a, r, slot, end)
-        send(requests, replica, knobs, call, a.events, r, end, 0.0)
+        send(a, r, end, 0.0)
     num_drafts, num_drafts_accepted = 0, 0
     regular_gaps = 0  # of sequences that also had a token in the step before: all the same
     last_end = replica.last_end
@@ -294,14 +299,11 @@ def end_step(a, r):
                 a.histogram[gap_bin(end - last_token)] += 1
             else:
                 request.first_token = end
-                log_event(call, a.events, replica, q, r, PREFILL_DONE)
+                log_event(a, r, q, PREFILL_DONE)
             if keep_gaps and tokens > 1 + accepted:
                 a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
             if tokens >= request.stop_tokens:
-                finished |= finish(
-                    requests, replica, scheduler, knobs, call, a.events, r, q, end, a.blocks[rank], a.tables[rank],
-                    a.nodes[rank], a.segments,
-                )  # fmt: skip
+                finished |= finish(a, r, rank, q, end)
         if finished:
             drop_finished(requests, scheduler, a.running[rank])
     replica.num_drafts += num_drafts
@@ -332,14 +334,14 @@ def turn_away(a, r, rank):
             scheduler.num_given_up -= 1
             remove(a.requests, scheduler, q)
             forget(a.requests, q, scheduler, a.knobs[r], a.blocks[rank], a.sequences)
-            free(request, scheduler, a.blocks[rank], a.tables[rank])
+            free(core_of(a, r, rank, 0), request)
             request.status = REJECTED
             replica.num_finished += 1
             replica.given_up_time += replica.now - request.sent
             count_outstanding(replica, -1, replica.now)
-            log_event(a.call, a.events, replica, q, r, FINISHED)
+            log_event(a, r, q, FINISHED)
             if a.knobs[r].max_concurrency > 0:
-                send(a.requests, replica, a.knobs[r], a.call, a.events, r, replica.now, replica.now)
+                send(a, r, replica.now, replica.now)
         q = after
     return found
 
@@ -364,9 +366,9 @@ def start_step(a, r):
     """Schedule at the replica's `now`, and put the step in flight. False if there is work and no progress."""
     call, requests, replica, knobs, price = a.call, a.requests, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
-    send(requests, replica, knobs, call, a.events, r, replica.now, 0.0)
+    send(a, r, replica.now, 0.0)
     observe(a, r, replica.now)
-    join(requests, replica, a.schedulers, first, knobs)
+    join(a, r)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight
@@ -379,14 +381,10 @@ def start_step(a, r):
         scheduler = a.schedulers[rank]
         if knobs.radix:
             before_step(requests, scheduler, knobs, a.running[rank], a.nodes[rank], a.segments)
-        schedule(
-            requests, replica, scheduler, knobs, a.running[rank], a.steps[rank, slot], a.drafts[rank, slot], a.plan[r],
-            a.sums[rank], a.attention[r], price.num_kinds, a.blocks[rank], a.tables[rank], a.nodes[rank],
-            a.segments, a.sequences, call.depth > 0,
-        )  # fmt: skip
+        schedule(core_of(a, r, rank, slot))
         if knobs.radix:
             evict(a.nodes[rank], scheduler, 0)
-        a.counts[rank, slot] = scheduler.num_scheduled - scheduler.num_forked
+        a.counts[rank, slot] = scheduler.num_entries
         if scheduler.num_given_up > 0:
             turned_away |= turn_away(a, r, rank)
         tokens += scheduler.num_tokens

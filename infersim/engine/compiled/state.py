@@ -302,9 +302,20 @@ SCHEDULER = np.dtype(
         ("awaited", "i8"),  # the first hash that was missing
         ("blocked_request", "i4"),  # the request that the admission gate turned away and nothing helped since, or -1
         ("blocked_need", "i4"),  # blocks that it needs
-        ("step", "i4"),  # its number
         ("new_token_ratio", "f8"),
-        ("num_scheduled", "i4"),  # sequences in the step being made
+        # the step being made
+        ("step", "i4"),  # its number
+        ("token_budget", "i4"),  # tokens that it can still take
+        ("prefill_threshold", "i4"),  # most tokens of one request, 0 for no limit
+        ("num_spec_tokens", "i4"),  # drafts of each that samples in it
+        ("num_entries", "i4"),  # requests in it
+        ("preempted", "i4"),  # somebody was
+        ("prefilled", "i4"),  # a prompt, or a piece of one, is in it
+        ("swapped_in", "i4"),  # somebody was
+        ("promised_blocks", "i4"),  # that running requests are still to get, where the engine reserves to completion
+        ("wished_tokens", "i8"),  # that running requests may still generate ...
+        ("expected_tokens", "f8"),  # ... and of which so many are expected, those newly admitted included
+        ("num_scheduled", "i4"),  # sequences in it
         ("num_verified", "i4"),  # drafts in it
         ("num_drafting", "i4"),  # sequences that sample in it and so draft
         ("draft_passes", "i4"),  # of the drafter after its first
