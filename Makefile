@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-slow fuzz explore lint profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow fuzz explore lint pictures profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -40,6 +40,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+pictures: $(VENV)/.installed-test  # of the studio, in reports/; needs chromium
+	$(BIN)/python tests/pictures.py
 
 # The calibrated hardware profiles, from a folder of measured kernels: make profiles DATA=../shared/data/kernels
 AICONFIGURATOR := ai-dynamo/aiconfigurator, Apache-2.0, (c) NVIDIA, modified

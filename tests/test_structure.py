@@ -38,8 +38,7 @@ ALLOWED = {
     "explain": {"config", "models", "engine", "cost", "metrics"},
     "planning": {"config", "models", "cost", "engine", "workload", "deployment", "metrics", "explain"},  # and run
     "report": {"config", "engine", "metrics", "explain"},
-    # and run
-    "serve": {"config", "engine", "workload", "deployment", "cluster", "metrics", "explain", "report"},
+    "serve": ROOMS - {"cli", "reproduce"},
     "calibration": ROOMS - {"cli", "serve"},
     "reproduce": ROOMS - {"cli", "serve"},
     "cli": ROOMS,

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from . import calibrate, compare, plan, reproduce, run, serve, show, sweep, validate
+from . import calibrate, compare, plan, reproduce, run, serve, show, studio, sweep, validate
 from .guard import WRONG_INPUT, quiet_stdout
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("serve")(serve.serve)
+app.command("studio")(studio.studio)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("sweep")(sweep.sweep)

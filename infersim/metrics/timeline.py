@@ -1,5 +1,6 @@
 """A run over time, from its records."""
 
+import heapq
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,29 @@ def _kv_tokens(r: np.ndarray, scheduled: np.ndarray, last: np.ndarray, times: np
     order = np.argsort(last[done])
     freed = np.concatenate([[0.0], np.cumsum((prompt + output)[done][order])])
     return np.maximum(held - freed[np.searchsorted(last[done][order], times, side="right")], 0.0)
+
+
+def request_bars(result: Result, most: int = 1000) -> dict[str, list]:
+    """The first `most` requests as bars beside and below one another: `lane` (the lowest that is free when it is sent),
+    `sent`, `scheduled`, `first_token`, `last_token` (s; None if it never came so far), `num_preemptions`,
+    `prompt_tokens`, `num_output_tokens`, `id`."""
+    r = result.requests
+    order = np.flatnonzero(r["sent"] >= 0)
+    order = order[np.argsort(r["sent"][order], kind="stable")][:most]
+    r = r[order]
+    ends = np.where(r["last_token"] >= 0, r["last_token"], np.maximum(r["scheduled"], r["sent"]))
+    lanes: list[int] = []
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    for sent, end in zip(r["sent"].tolist(), ends.tolist(), strict=True):
+        while busy and busy[0][0] <= sent:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        lanes.append(lane)
+        heapq.heappush(busy, (end, lane))
+    columns: dict[str, list] = {"lane": lanes, "id": result.request_ids[order].tolist()}
+    for name in ("sent", "scheduled", "first_token", "last_token"):
+        columns[name] = [moment if moment >= 0 else None for moment in r[name].tolist()]
+    for name in ("num_preemptions", "prompt_tokens", "num_output_tokens"):
+        columns[name] = r[name].tolist()
+    return columns

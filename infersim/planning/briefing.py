@@ -30,11 +30,16 @@ def outline(first: Result, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
+    """What `brief_run` says, and re-simulated `curve` (the same deployment at other loads) and `what_if` (others)."""
+    scenario = results[0].scenario
+    return brief_run(results, document) | {"curve": load_curve(scenario), "what_if": what_if(scenario)}
+
+
+def brief_run(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
     """JSON-ready: the answer of the run (explain.summary's document), and what surrounds it.
 
     `cost`, `work`, `cdf` (shares and ms by metric), `attainment`, `timeline`, `replicas_there` (on average),
-    `roofline` of the first replication;
-    `curve` (the same deployment at other loads) and `what_if` (other deployments), re-simulated.
+    `roofline` of the first replication; `most_requests` of what is re-simulated.
     """
     first = results[0]
     return outline(first, document) | finite({
@@ -43,8 +48,6 @@ def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
         "attainment": attainment(first),
         "replicas_there": float(first.replicas.available.sum()) / first.end_time if first.end_time else None,
         "roofline": roofline(first),
-        "curve": load_curve(first.scenario),
-        "what_if": what_if(first.scenario),
         "most_requests": MOST_REQUESTS,
     })  # fmt: skip
 

@@ -25,9 +25,7 @@ def compare_page(
     differences = dict(zip(letters[1:], document["differences"], strict=True))
     first, *others = (variant["name"] for variant in document["variants"])
     found = [
-        _answer(document, letters, differences),
-        *(_why(letter, difference) for letter, difference in differences.items()),
-        _metrics(differences),
+        *why_sections(document),
         latency(named),
         load(named),
         memory(named),
@@ -40,6 +38,14 @@ def compare_page(
     good = all(difference["latency"]["difference"] <= 0 for difference in differences.values())
     head = others[0].replace(",", ", ") if len(others) == 1 else f"{len(others)} variants"
     return Page(f"{head} against {first}", verdict, good, found)
+
+
+def why_sections(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a comparison says by itself, without runs around it."""
+    letters = [chr(65 + i) for i in range(len(document["variants"]))]
+    differences = dict(zip(letters[1:], document["differences"], strict=True))
+    whys = [_why(letter, difference) for letter, difference in differences.items()]
+    return [_answer(document, letters, differences), *whys, _metrics(differences)]
 
 
 def _size(difference: dict[str, Any]) -> str:

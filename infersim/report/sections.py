@@ -229,6 +229,8 @@ def _against_throughput(named: Named, metric: str) -> dict[str, Any]:
         for statistic in ("p99",) if name else ("median", "p99"):
             latencies = [p["metrics"][f"{statistic}_{metric}_ms"] for p in points]
             lines.append(Series(f"{statistic} {name or metric}", throughput, latencies))
+        if not name and (now := briefing["answer"]["metrics"]["output_throughput"]):
+            marks.append(Mark(now, "this run"))
         if knee is not None:
             marks.append(Mark(throughput[knee], f"knee {name}".strip()))
             about.append(

@@ -104,7 +104,7 @@ def chart(
     parts.append(_names(series, x_axis, y_axis))
     if len(series) > 1:
         parts.append(_legend(kinds, series))
-    return _svg(title, about, "".join(parts), HEIGHT, 0 if len(series) > 1 else TOP - 8)
+    return picture(title, about, "".join(parts), HEIGHT, 0 if len(series) > 1 else TOP - 8)
 
 
 def _x(axis: Axis, value: float) -> float:
@@ -231,7 +231,7 @@ def bar(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) -
         )
         text = f"{name} {short(value)} {unit} ({value / whole:.1%})"
         drawn.append(f'<text class="tick" x="{column + 18:.0f}" y="{line:.0f}">{escape(text)}</text>')
-    return _svg(title, about, "".join(drawn), int(row + 20 * math.ceil(len(parts) / 2)))
+    return picture(title, about, "".join(drawn), int(row + 20 * math.ceil(len(parts) / 2)))
 
 
 def bars(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) -> str:
@@ -251,10 +251,11 @@ def bars(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) 
         drawn.append(f'<text class="tick" x="{end:.1f}" y="{y + 13}" text-anchor="{anchor}">{escape(text)}</text>')
     bottom = 8 + 24 * len(parts)
     drawn.append(f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="2" y2="{bottom}"/>')
-    return _svg(title, about, "".join(drawn), bottom + 4)
+    return picture(title, about, "".join(drawn), bottom + 4)
 
 
-def _svg(title: str, about: str, body: str, bottom: int, top: int = 0) -> str:
+def picture(title: str, about: str, body: str, bottom: int, top: int = 0) -> str:
+    """An SVG of the chart's width around a body: its title and what is to be seen are for those who cannot see it."""
     name = f"chart-{next(counter)}"
     return (
         f'<svg viewBox="0 {top} {WIDTH} {bottom - top}" role="img" aria-labelledby="{name}-t {name}-d">'

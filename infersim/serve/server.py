@@ -19,12 +19,13 @@ GRACE = 2
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound. InputError if it cannot be."""
+    """A socket that takes connections from now on. InputError if it cannot be."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         raise InputError(f"--host {host} --port {port}: {error}; must be an address that is free here") from None
     return sock

@@ -1,0 +1,1 @@
+"""The planner as a page: every answer is a simulation of the YAML that is shown."""
