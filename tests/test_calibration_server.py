@@ -15,7 +15,9 @@ from infersim.calibration.overheads import bounded_solution, fit_overheads, mean
 from infersim.calibration.results import read_results
 from infersim.calibration.validation import validate
 from infersim.cli.app import app
+from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
 from infersim.config.scenario import build_scenario
 from infersim.run import run
 
@@ -132,6 +134,18 @@ def test_the_residual_points_to_what_is_different(tmp_path, engine, named):
     path = vllm_json(tmp_path / "r.json", engine, request_rate=20)
     (document,) = validate(scenario_of(), read_results([path]))
     assert named in document["points_to"]
+
+
+def test_causes_are_moved_in_every_kind_of_replicas(tmp_path):
+    """An engine and a device that a kind has of its own are those that ran."""
+    path = vllm_json(tmp_path / "r.json", {"worker_step_time": 3e-3}, request_rate=20)
+    scenario = scenario_of({"worker_step_time": 1.0})  # nobody's: the kinds have their own
+    kinds = [{"engine": {"max_num_seqs": 512}, "hardware": load_hardware("h100-sxm").model_dump(mode="json")}]
+    cluster = Cluster.validate({"kinds": kinds}, "test")
+    (document,) = validate(scenario.model_copy(update={"cluster": cluster}), read_results([path]))
+    assert "engine.worker_step_time" in document["points_to"]
+    with pytest.raises(InputError, match="engines of their own"):
+        fit_overheads(scenario.model_copy(update={"cluster": cluster}), read_results([path]), ["step"])
 
 
 def test_without_requests_the_workload_is_drawn_from_the_scenario(tmp_path):

@@ -176,3 +176,11 @@ def test_what_cannot_be_is_one_line(cluster, workload, problem):
     with pytest.raises(InputError, match=problem) as error:
         run(scenario_of(cluster, **workload))
     assert len(error.value.problems) == 1
+
+
+def test_an_encoder_obeys_the_engine_keys_of_every_step():
+    """The token budget decides how many images a step has, and the host's times are the user's."""
+    engine = {"max_num_batched_tokens": 16384, "host_step_time": "3 ms", "max_model_len": 4096, "max_num_seqs": 8}
+    plain, given = encoder_of(scenario_of()), encoder_of(build_scenario(CHAT | {"engine": engine}, "test"))
+    assert given.engine.host_step_time == 0.003 != plain.engine.host_step_time
+    assert given.engine.max_num_seqs == 16384 // scenario_of().workload.images.tokens != plain.engine.max_num_seqs

@@ -85,6 +85,10 @@ def fit_overheads(
 
     InputError if the runs leave one of them open, with the run that would close it.
     """
+    if any(getattr(group, "engine", None) for group in scenario.cluster.groups):
+        raise InputError(
+            "cluster: replicas have engines of their own; must be one, the scenario's, to fit overheads of"
+        )
     start = [predict(scenario, one) for one in runs]
     is_async = start[0].result.engine.async_scheduling
     names = [setting(kind, is_async) for kind in kinds]

@@ -1,15 +1,19 @@
 """Prediction against measurement: errors by metric and percentile, and what the rest points to."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from infersim.config.cluster import Kind
 from infersim.config.errors import InputError
 from infersim.config.hardware import OperatorEfficiency
 from infersim.config.scenario import Scenario
+from infersim.cost.steptime import provenance
 from infersim.metrics.latency import METRICS, STATISTICS
+from infersim.metrics.result import Ran, Result
 from infersim.metrics.verdict import Flow, Verdict, judge, judge_flow
 
 from .overheads import setting
@@ -147,23 +151,50 @@ def _residual(predicted: Predicted, run: Measured, rows: slice) -> np.ndarray | 
 
 
 def _causes(scenario: Scenario, predicted: Predicted):
-    """(name, scenario with it moved, by how much): overheads in s, shares of a peak as a change of time."""
-    engine, is_async = scenario.engine, predicted.result.engine.async_scheduling
+    """(name, scenario with it moved, by how much): overheads in s, shares of a peak as a change of time. Every kind of
+    replicas is moved, from what it was when it ran."""
+    ran = [each for each in predicted.result.ran if each.role != "encode"]
     for kind, amount in (("step", 0.5e-3), ("sequence", 10e-6), ("request", 5e-3)):
-        name = setting(kind, is_async)
-        now = getattr(predicted.result.engine, name)
-        yield f"engine.{name}", _with_engine(scenario, engine.model_copy(update={name: now + amount})), amount
-    hardware = scenario.hardware
-    for row in predicted.result.provenance:
+        name = setting(kind, predicted.result.engine.async_scheduling)
+
+        def later(engine: Any, _: Any, ran: Ran, name: str = name, amount: float = amount) -> dict[str, Any]:
+            now = getattr(ran.deployment.engine, name)
+            return {"engine": engine.model_copy(update={name: now + amount})}
+
+        yield f"engine.{name}", _moved(scenario, predicted.result, later), amount
+    rows = {
+        (each.deployment.hardware.name, row["operator"], row["dtype"]): row
+        for each in ran
+        for row in provenance(each.deployment.placement)
+        if row["operator"] not in ("launch", "collective", "elementwise")
+    }
+    for (device, operator, dtype), row in rows.items():
         for key, what in (("bandwidth", "bandwidth"), ("flops", "FLOP/s")):
-            if row["operator"] in ("launch", "collective", "elementwise") or row[key] * SHARE <= 0:
+            if not (peak := float(row[key]) * SHARE) > 0:
                 continue
             fields = {name: row[name] for name in OperatorEfficiency.model_fields if name in row}
-            slower = OperatorEfficiency(**fields | {key: row[key] * SHARE})
-            efficiency = hardware.efficiency | {f"{row['operator']}.{row['dtype']}": slower}
-            changed = scenario.model_copy(update={"hardware": hardware.model_copy(update={"efficiency": efficiency})})
-            yield f"{row['operator']} {what} on {hardware.name}", changed, 1 / SHARE - 1
+            slower = {f"{operator}.{dtype}": OperatorEfficiency(**fields | {key: peak})}
+
+            def worse(_: Any, hardware: Any, __: Ran, device: str = device, slower: dict = slower) -> dict[str, Any]:
+                if hardware.name != device:
+                    return {}
+                return {"hardware": hardware.model_copy(update={"efficiency": hardware.efficiency | slower})}
+
+            yield f"{operator} {what} on {device}", _moved(scenario, predicted.result, worse), 1 / SHARE - 1
 
 
-def _with_engine(scenario: Scenario, engine: Any) -> Scenario:
-    return scenario.model_copy(update={"engine": engine})
+def _moved(scenario: Scenario, result: Result, change: Callable[[Any, Any, Ran], dict[str, Any]]) -> Scenario:
+    """The scenario with parts of each kind of replicas changed: of its engine, its hardware and what it ran as."""
+    cluster, changed = scenario.cluster, []
+    for group, numbers in zip(cluster.groups, cluster.ranges, strict=True):
+        if isinstance(group, Kind):
+            parts = group.engine or scenario.engine, group.hardware or scenario.hardware
+            changed.append(change(*parts, result.kind_of(numbers.start)))
+    if cluster.kinds:
+        kinds = [kind.model_copy(update=own) for kind, own in zip(cluster.kinds, changed, strict=True)]
+        return scenario.model_copy(update={"cluster": cluster.model_copy(update={"kinds": kinds})})
+    if cluster.prefill and cluster.decode:
+        pools = {"decode": cluster.decode, "prefill": cluster.prefill}
+        own = {n: pool.model_copy(update=part) for (n, pool), part in zip(pools.items(), changed, strict=True)}
+        return scenario.model_copy(update={"cluster": cluster.model_copy(update=own)})
+    return scenario.model_copy(update=changed[0])

@@ -183,7 +183,10 @@ class Encoder(Description):
 
 
 class EncodePool(Group):
-    """Replicas of one GPU that turn the images of prompts into embeddings; numbered last, and not among `replicas`."""
+    """Replicas of one GPU that turn the images of prompts into embeddings; numbered last, and not among `replicas`.
+
+    Of the scenario's engine they obey token budget, share of memory, times of host and launches, and kernels.
+    """
 
     encoder: Encoder
     router: RouterOrPolicy = Router(policy="least-outstanding")

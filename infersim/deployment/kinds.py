@@ -44,6 +44,14 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePo
     return [*kinds, (encoder_of(scenario), cluster.encode)] if cluster.encode else [*kinds]
 
 
+OF_EVERY_STEP = (
+    "max_num_batched_tokens", "gpu_memory_utilization", "async_scheduling", "host_step_time", "host_sequence_time",
+    "host_request_time", "worker_step_time", "worker_sequence_time", "eager_launch_time", "fuse_norm_quant",
+    "enforce_eager", "fuse_allreduce_rms", "attention_kernel",
+)  # fmt: skip
+"""knobs that an encoder obeys; the others are about text and its KV cache"""
+
+
 def encoder_of(scenario: Scenario) -> EncoderDeployment:
     """The replica that encodes the scenario's images: in a step as many as the engine's token budget has prompt tokens
     for, at least one (vLLM, compute_mm_encoder_budget)."""
@@ -56,7 +64,8 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
     layer = Layer(attention, MLP(encoder.intermediate_size, gated=encoder.gated), norm_params=2 * width)
     layers = (layer,) * encoder.num_hidden_layers
     model = Model("encoder", "vision transformer", width, 1, layers, False, patches + 1, 0, 0, 0)
-    plain = resolve(Engine(preset=scenario.engine.preset), hardware, 1)
+    given = {name: getattr(scenario.engine, name) for name in OF_EVERY_STEP}
+    plain = resolve(Engine(preset=scenario.engine.preset, **given), hardware, 1)
     at_once = max(plain.max_num_batched_tokens // images.tokens, 1)
     engine = replace(
         plain,

@@ -1,7 +1,7 @@
 """What a run had to move and compute, whatever the time it took: bytes by kind, FLOPs, and a typical decode step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -15,10 +15,11 @@ from infersim.cost.operator import Operator, Sums, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.roofline import peak_flops
-from infersim.engine.compiled.law import chunked_pairs
 from infersim.engine.compiled.state import COMPLETED, DRAFT, HOST, QUERY_TILE, RESOURCES
 from infersim.engine.price import StepCost
 from infersim.metrics.result import Ran, Result
+
+from .seen import decode_keys, prompt_pairs
 
 LEAST_EXCESS = 0.02  # of a decode step: below, what prompts add to a step cannot be told from noise
 KINDS = ("weights", "kv", "activations")
@@ -163,7 +164,7 @@ class Work:
         prompt, cached = self._served[0], self._cached
         inside = np.minimum(prompt, abs(window)) if window else prompt
         inside = np.where(cached < prompt, inside, 0)
-        pairs = _pairs(prompt, window) - _pairs(cached, window)
+        pairs = prompt_pairs(prompt, window) - prompt_pairs(cached, window)
         tokens = self._scheduled
         return {
             "step": self.num_steps,
@@ -186,16 +187,6 @@ class Work:
         one = operator.routed({"tokens": sums["tokens"] / steps * ranks})
         return {**sums, "experts": one["experts"] * steps, "expert_tokens": one["expert_tokens"] * steps}
 
-    def amount(self, kind: str) -> float:
-        """Bytes of `weights`, `kv`, `activations`, or `flops`, of the whole run on one GPU."""
-        total, with_prompt = 0.0, self.steps_with_prompt
-        for operator in self.operators:
-            sums = self.routed(operator)
-            if sums[operator.per] > 0:
-                passes = with_prompt + (1 - with_prompt) * self._passes(operator)
-                total += operator.count * passes * float(evaluate(getattr(operator, kind), sums))
-        return total
-
     @property
     def steps_with_prompt(self) -> float:
         """About the share of steps that hold a prompt."""
@@ -203,22 +194,22 @@ class Work:
 
     @property
     def moved(self) -> dict[str, float]:
-        """MOVED of all steps."""
-        amounts = {kind: self.amount(kind) for kind in (*KINDS, "flops")}
-        return amounts | {
-            "seconds_at_peak": self.seconds_at_peak,
-            "seconds_at_bandwidth": sum(amounts[kind] for kind in KINDS) / self.placement.hardware.memory_bandwidth,
-        }
+        """MOVED of the whole run on one GPU."""
+        with_prompt = self.steps_with_prompt
+        every = ((op, self.routed(op), with_prompt + (1 - with_prompt) * self._passes(op)) for op in self.operators)
+        return self._moved([(op, sums, passes) for op, sums, passes in every if sums[op.per] > 0])
 
-    @property
-    def seconds_at_peak(self) -> float:
-        """Seconds that the FLOPs of the run take at the peak rate of each one's format."""
-        hardware = self.placement.hardware
-        return sum(
-            operator.count * float(evaluate(operator.flops, self.routed(operator))) / peak_flops(hardware, operator)
-            for operator in self.operators
-            if operator.flops
-        )
+    def _moved(self, work: Iterable[tuple[Operator, Sums, float]]) -> dict[str, float]:
+        """MOVED of operators with their sums, each gone through so many times."""
+        moved, hardware = dict.fromkeys(MOVED, 0.0), self.placement.hardware
+        for operator, sums, passes in work:
+            for kind in (*KINDS, "flops"):
+                moved[kind] += operator.count * passes * float(evaluate(getattr(operator, kind), sums))
+            if operator.flops:
+                flops = operator.count * passes * float(evaluate(operator.flops, sums))
+                moved["seconds_at_peak"] += flops / peak_flops(hardware, operator)
+        moved["seconds_at_bandwidth"] = sum(moved[kind] for kind in KINDS) / hardware.memory_bandwidth
+        return moved
 
     @property
     def decode_batch(self) -> float:
@@ -262,21 +253,13 @@ class Work:
         return dict(zip(RESOURCES, (mean * through).tolist(), strict=True))
 
     def _decode_moved(self, batch: float) -> dict[str, float]:
-        moved = dict.fromkeys(MOVED, 0.0)
+        found, tokens = [], batch * self.tokens_per_visit
         for operator in self.operators:
             keys = batch * self.decode_keys(operator.window) / self.decodes
-            tokens = batch * self.tokens_per_visit
             sums: Sums = {"step": 1.0, "tokens": tokens, "sequences": tokens, "decodes": batch, "decode_keys": keys}
             if operator.per in sums:
-                sums = operator.routed(sums)
-                times = operator.count * self._passes(operator)
-                for kind in (*KINDS, "flops"):
-                    moved[kind] += times * float(evaluate(getattr(operator, kind), sums))
-                if operator.flops:
-                    flops = times * float(evaluate(operator.flops, sums))
-                    moved["seconds_at_peak"] += flops / peak_flops(self.placement.hardware, operator)
-        moved["seconds_at_bandwidth"] = sum(moved[kind] for kind in KINDS) / self.placement.hardware.memory_bandwidth
-        return moved
+                found.append((operator, operator.routed(sums), self._passes(operator)))
+        return self._moved(found)
 
 
 def works(result: Result) -> list[Work]:
@@ -395,26 +378,6 @@ class RunWork:
         came = r[(r["status"] == COMPLETED) & (r["scheduled"] >= 0)]
         admission = float((came["scheduled"] - came["visible"]).sum())
         return max(0.0, self.result.waiting_time - admission)
-
-
-def decode_keys(prompt: np.ndarray, output: np.ndarray, window: int = 0) -> np.ndarray:
-    """Keys that the decode tokens of each request see, all together: the sum of min(context, window) over its tokens
-    but the first; with a window below 0 the keys of its own chunk of so many; 0: all."""
-    steps = output - 1
-    if window < 0:
-        return chunked_pairs(prompt + output, -window) - chunked_pairs(prompt + 1, -window)
-    if not window:
-        return steps * prompt + steps * (steps + 1) // 2
-    inside = np.clip(window - prompt, 0, steps)
-    return inside * prompt + inside * (inside + 1) // 2 + (steps - inside) * window
-
-
-def _pairs(tokens: np.ndarray, window: int) -> np.ndarray:
-    """Query-key pairs of so many tokens from the start, as layers of the window see them."""
-    if window < 0:
-        return chunked_pairs(tokens, -window)
-    inside = np.minimum(tokens, window) if window else tokens
-    return inside * (inside + 1) // 2 + (tokens - inside) * inside
 
 
 def _between(table: np.ndarray, row: float) -> np.ndarray:

@@ -107,6 +107,10 @@ class Result:
         """Of the first kind of replicas."""
         return self.ran[0].deployment.memory
 
+    def kind_of(self, replica: int) -> Ran:
+        """What the replica of this number is."""
+        return next(ran for ran in self.ran if ran.replicas.start <= replica < ran.replicas.stop)
+
     @property
     def peak_running(self) -> int:
         """Most requests running at once in one replica."""

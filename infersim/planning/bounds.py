@@ -17,7 +17,7 @@ from infersim.cost.operator import Operator, evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.roofline import peak_flops
 from infersim.deployment import Deployment, deployments_of
-from infersim.explain.work import decode_keys
+from infersim.explain.seen import decode_keys
 from infersim.workload.build import build_requests
 
 PERCENT = {"p50": 50, "median": 50, "p90": 90, "p95": 95, "p99": 99}

@@ -27,9 +27,7 @@ def _spelled_out(result: Result, seen: Seen) -> dict[str, Any]:
     resolved = result.scenario.resolved()
     cluster, ranges = dict(resolved["cluster"]), result.scenario.cluster.ranges
     groups = [*(cluster.get("kinds") or ()), *(cluster[pool] for pool in ("decode", "prefill") if cluster.get(pool))]
-    deployments = [
-        next(r.deployment for r in result.ran if r.replicas.start <= n.start < r.replicas.stop) for n in ranges
-    ]
+    deployments = [result.kind_of(numbers.start).deployment for numbers in ranges]
     top = dict(resolved)
     for part in ("speculation", "early_exit"):
         top[part] = _as_first(part, top[part], deployments[0], seen)
