@@ -12,6 +12,7 @@ from .cluster.site import Site, pools_of
 from .config.cluster import EncodePool, Kind
 from .config.errors import InputError
 from .config.precision import BYTES
+from .config.prices import hourly
 from .config.scenario import Scenario
 from .config.workload import Workload
 from .cost.floors import floor_itl, floor_ttft
@@ -276,7 +277,9 @@ def result_of(
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
             gpus=np.repeat([sum(n for _, n in d.accelerators) for d, _ in kinds], counts),
-            usd_per_hour=np.repeat([_usd_per_hour(d) for d, _ in kinds], counts, axis=0),
+            usd_per_hour=np.repeat(
+                [hourly(d.accelerators, scenario.prices) or (np.nan, np.nan) for d, _ in kinds], counts, axis=0
+            ),
             rows=rows,
             usable_blocks=usable_blocks,
             available=served.available,
@@ -335,11 +338,3 @@ def _shallowest(deployment: Deployment) -> Placement:
     layers = [n for n, share in zip(exits.exit_layers, exits.token_shares, strict=False) if share > 0]
     model = replace(placement.model, layers=placement.model.layers[: min(layers, default=None)])
     return replace(placement, model=model)
-
-
-def _usd_per_hour(deployment: Deployment) -> tuple[float, float]:
-    """Low and high price of one replica; NaN if it is not known."""
-    prices = [(hardware.price, count) for hardware, count in deployment.accelerators if hardware.price]
-    if len(prices) < len(deployment.accelerators):
-        return np.nan, np.nan
-    return sum(n * price.low for price, n in prices), sum(n * price.high for price, n in prices)

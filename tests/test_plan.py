@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from infersim.cli.app import app
 from infersim.config.errors import InputError
 from infersim.config.plan import load_plan, parallelisms
+from infersim.config.prices import Prices, price_of, quotes
+from infersim.config.resources import names
 from infersim.config.scenario import build_scenario, load_scenario
 from infersim.explain.cost import cost_of, num_gpus
 from infersim.explain.summary import summarize
@@ -25,6 +27,7 @@ SMALL = {
     "workload": {"request_rate": 20, "num_requests": 300, "input_tokens": 500, "output_tokens": {"uniform": [50, 150]}},
     "slo": {"p99_ttft_ms": 500, "p99_tpot_ms": 40},
     "max_gpus": 4,
+    "prices": {"usd_per_hour": {"l4": 0.5, "l40s": 1.0, "a100-sxm-80gb": 1.9, "h100-sxm": 3.5}},
     "candidates": {
         "hardware": ["l4", "l40s", "a100-sxm-80gb", "h100-sxm"],
         "precision": [{"weights": "bf16"}, {"weights": "bf16", "kv_cache": "fp8"}],
@@ -50,6 +53,7 @@ def test_exhaustive_simulation_finds_the_same(small, rate):
     path = small(workload=SMALL["workload"] | {"request_rate": rate})
     answer = plan(path)
     the_plan, candidates = load_plan(path)
+    the_plan_prices = candidates[0].prices
     costs = []
     for candidate in candidates:
         for replicas in range(1, the_plan.max_gpus // candidate.parallelism.num_gpus + 1):
@@ -58,8 +62,7 @@ def test_exhaustive_simulation_finds_the_same(small, rate):
             except InputError:
                 continue
             if decision.met:
-                price = candidate.hardware.price
-                costs.append(num_gpus(candidate) * replicas * (price.low + price.high) / 2)
+                costs.append(num_gpus(candidate) * replicas * price_of(candidate.hardware.name, the_plan_prices).middle)
     assert answer["feasible"] == bool(costs)
     assert answer["best"]["slo_met"]
     low, high = answer["best"]["cost"]["usd_per_hour"]
@@ -243,7 +246,7 @@ def test_parallelisms_are_all_of_them():
     ("changes", "message"),
     [
         ({"candidates": {}}, None),
-        ({"candidates": {"hardware": []}}, "candidates.hardware: must have at least one"),
+        ({"candidates": {"hardware": []}}, "candidates.hardware: must have 1 at least"),
         ({"candidates": {"hardware": ["h100"]}}, "no such hardware profile"),
         ({"candidates": {"hardware": ["h100-sxm"], "engine.presett": ["x"]}}, "did you mean preset"),
         ({"objective": "money"}, "objective: must be one of"),
@@ -252,10 +255,16 @@ def test_parallelisms_are_all_of_them():
         ({"max_gpus": 0}, "max_gpus: must be a whole number"),
         ({"max_gpus": 1e9}, "max_gpus: must be"),
         ({"candidates": {"hardware": [1, {"a": "b"}]}}, "hardware"),
-        ({"candidates": ["h100-sxm"]}, "candidates: must be a mapping"),
+        ({"candidates": ["h100-sxm"]}, "candidates.0: must be a mapping"),
+        ({"candidates": []}, "candidates: must have 1 at least"),
+        ({"candidates": [{"hardware": "h100-sxm", "engine.presett": "x"}]}, "did you mean preset"),
+        ({"prices": {"usd_per_hour": {"h100": 1}}}, "prices.usd_per_hour.h100: is no device; did you mean h100-sxm"),
+        ({"prices": {"kind": "rent"}}, "prices.kind: must be one of"),
+        ({"cluster": {"autoscaler": {"target": 4, "max": 2}}}, "cluster.autoscaler: a plan looks for"),
+        ({"objective": "users"}, "leave the arrivals out"),
         ({"hardware": "l4"}, "hardware: is among the candidates too; must be given once"),
         ({"engine": {"block_size": 16}, "candidates": {"engine.block_size": [8]}}, "engine.block_size: is among the"),
-        ({"candidates": {"hardware": ["h100-sxm"], "a.b.c": [1]}}, "candidates.a.b.c: must be a key of a scenario"),
+        ({"candidates": {"hardware": ["h100-sxm"], "a.b.c": [1]}}, "a: unknown key"),
     ],
 )
 def test_wrong_plans(small, changes, message):
@@ -319,9 +328,106 @@ def test_pools_are_candidates_like_others(small):
     alone = {"hardware": ["h100-sxm"], "parallelism": [{"tensor": 1}], "cluster": [pools]}
     answer = plan(small(candidates=alone, workload=short))
     assert answer["best"]["deployment"]["gpus"] == 3
-    price = load_plan(small(candidates=alone, workload=short))[1][0].hardware.price
-    assert answer["best"]["cost"]["usd_per_hour"] == pytest.approx([3 * price.low, 3 * price.high])
+    assert answer["best"]["cost"]["usd_per_hour"] == pytest.approx([3 * 3.5, 3 * 3.5])
     both = plan(small(candidates=alone | {"cluster": [{"replicas": 1}, pools]}, workload=short))
     assert both["best"]["deployment"]["gpus"] == 1
     assert both["considered"] == 2
     assert plan(small(candidates=alone, max_gpus=2))["pruned_by"] == {"more GPUs than max_gpus": 1}
+
+
+def test_every_device_is_priced_or_said_not_to_be():
+    """Each profile is in the file of prices; an on-demand price, if there is one, is the first such quote's."""
+    assert set(quotes()) == set(names("hardware_profiles"))
+    for device, quoted in quotes().items():
+        first = [quote for quote in quoted if quote.kind == "on-demand"][:1]
+        price = price_of(device, Prices())
+        assert [(price.low, price.high)] == [quote.usd for quote in first] if price else not first
+        assert all(quote.usd[0] <= quote.usd[1] for quote in quoted)
+    assert price_of("l40s", Prices(usd_per_hour={"l40s": 1.5})).middle == 1.5
+
+
+def test_kinds_of_prices_are_not_mixed(small):
+    """L40S has a spot quote only: on demand it is left out by name, rather than compared with an H100's."""
+    alone = {"hardware": ["l40s", "h100-sxm"], "parallelism": [{"tensor": 1}]}
+    path = small(candidates=alone, prices={})
+    answer = plan(path)
+    assert answer["best"]["deployment"]["hardware"] == "h100-sxm"
+    assert "no on-demand quote for l40s" in answer["prices"]["missing"]
+    assert "l40s has spot" in answer["prices"]["missing"]
+    assert answer["prices"]["of"]["h100-sxm"]["usd"] == [1.99, 5.0]
+    assert answer["best"]["cost"]["price_sources"] == [answer["prices"]["of"]["h100-sxm"]["source"]]
+    none = CliRunner().invoke(app, ["plan", str(small(candidates=alone | {"hardware": ["l40s"]}, prices={}))])
+    assert none.exit_code == 1
+    assert "no candidate has a price" in none.output
+    own = CliRunner().invoke(app, ["plan", str(path), "--price", "l40s=0.9", "--json"])
+    assert json.loads(own.stdout)["best"]["cost"]["usd_per_hour"] == [0.9, 0.9]
+    spot = CliRunner().invoke(app, ["plan", str(path), "--price-kind", "spot", "--json"])
+    assert json.loads(spot.stdout)["best"]["deployment"]["hardware"] == "l40s"
+
+
+def test_candidates_as_a_list(small):
+    """Each is taken as it is written: its parallelism is not searched, and its number of replicas is honoured."""
+    listed = [{"hardware": "h100-sxm"}, {"hardware": "l40s", "cluster.replicas": 3, "engine": {"max_num_seqs": 64}}]
+    answer = plan(small(candidates=listed))
+    assert answer["considered"] == 2
+    assert {(d["deployment"]["hardware"], d["deployment"]["replicas"]) for d in answer["deployments"]} == {
+        ("h100-sxm", 1),
+        ("l40s", 3),
+    }
+    two = plan(small(candidates={"hardware": ["h100-sxm"], "parallelism": [{}], "cluster.replicas": [2, 3]}))
+    assert two["best"]["deployment"]["replicas"] == 2
+
+
+def test_pools_and_routers_are_searched(small):
+    """Ratios of prefill to decode replicas, the pools' own parallelism, and routers: a candidate each."""
+    pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}, "transfer": {"bandwidth": "50 GB/s"}}
+    axes = {"parallelism": [{}], "cluster.prefill.replicas": [1, 2], "cluster.decode.parallelism": [{}, {"tensor": 2}]}
+    axes["cluster.decode.router.policy"] = ["round-robin", "least-requests"]
+    _, scenarios = load_plan(small(cluster={"transfer": pools["transfer"]}, candidates=axes, hardware="h100-sxm"))
+    clusters = [s.cluster for s in scenarios]
+    assert len({c.model_dump_json() for c in clusters}) == len(clusters) == 8
+    assert {num_gpus(s) for s in scenarios} == {2, 3, 4}
+
+
+def test_the_runner_up_is_another_deployment(small):
+    """Not another engine setting, nor another replica, of the best."""
+    axes = {"hardware": ["l40s", "a100-sxm-80gb", "h100-sxm"], "engine.max_num_seqs": [128, 256]}
+    answer = plan(small(candidates=axes | {"parallelism": [{}]}))
+    kinds = [row["deployment"]["hardware"] for row in answer["deployments"]]
+    assert len(kinds) == len(set(kinds)) == 3
+    best, other = answer["best"], answer["runner_up"]
+    assert best["deployment"]["hardware"] != other["deployment"]["hardware"]
+    cheap, dear = (sum(one["cost"]["usd_per_hour"]) for one in (best, other))
+    device, gpus = other["deployment"]["hardware"], other["deployment"]["gpus"]
+    price = answer["to_win"]["usd_per_hour"]
+    assert price * gpus * 2 == pytest.approx(cheap)
+    changed = SMALL["prices"]["usd_per_hour"] | {device: 0.99 * price}
+    again = plan(small(candidates=axes | {"parallelism": [{}]}, prices={"usd_per_hour": changed}))
+    assert dear > cheap
+    assert again["best"]["deployment"]["hardware"] == device
+    assert all(row["holds"] or row["misses"] for row in answer["deployments"])
+    assert {row["provenance"] for row in best["efficiencies"]} >= {"calibrated", "assumed"}
+
+
+def test_a_power_budget(small):
+    """No more GPUs than may be drawn for at their limit; a device without one cannot be in it."""
+    alone = {"hardware": ["h100-sxm"], "parallelism": [{}]}
+    busy = SMALL["workload"] | {"request_rate": 150}
+    assert plan(small(candidates=alone, workload=busy))["best"]["deployment"]["gpus"] > 1
+    capped = plan(small(candidates=alone, workload=busy, max_power="1 kW"))
+    assert not capped["feasible"]
+    assert "kW" in capped["binding"]["text"] or "cannot serve" in capped["binding"]["text"]
+    assert plan(small(candidates=alone, max_power="0.6 kW"))["pruned_by"] == {"more power than max_power": 1}
+
+
+def test_most_users(small):
+    """Objective users: a fixed deployment holds the SLO with that many users at once, and not with many more."""
+    load = {key: value for key, value in SMALL["workload"].items() if key != "request_rate"} | {"think_time": 2}
+    alone = {"hardware": ["h100-sxm"], "parallelism": [{}]}
+    the_plan, (scenario,) = load_plan(small(candidates=alone, workload=load, objective="users", max_gpus=1))
+    answer = search(the_plan, [scenario])
+    users = answer["best"]["rate"]
+    assert users == int(users) > 16
+    assert decide(scenario, 1, users).met
+    assert not decide(scenario, 1, round(1.1 * users)).met
+    assert answer["best"]["scenario"]["workload"]["users"] == users

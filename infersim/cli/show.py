@@ -153,6 +153,7 @@ def hardware(
 ) -> None:
     """All hardware profiles, those whose name, vendor or generation has a part, or one in full with its sources."""
     from infersim.config.hardware import load_hardware
+    from infersim.config.prices import Prices, price_of, quotes
     from infersim.config.resources import is_file, names
 
     if not is_file(Path(name)) and name.lower() not in names("hardware_profiles"):
@@ -170,7 +171,9 @@ def hardware(
                         "16-bit TFLOP/s": f"{(p.flops.get('bf16') or p.flops['fp16']) / 1e12:.0f}",
                         "link GB/s": f"{p.link.bandwidth / 1e9:.0f}",
                         "joins": p.link.domain_size,
-                        "USD/h": f"{p.price.low:.2f}-{p.price.high:.2f}" if p.price else "-",
+                        "USD/h on demand": f"{q.low:.2f}-{q.high:.2f}"
+                        if (q := price_of(p.name, Prices()))
+                        else "no quote",
                     }
                     for p in profiles
                 ]
@@ -181,6 +184,9 @@ def hardware(
             _print_json(profile)
         else:
             _print_yaml(profile)
+            for quote in quotes().get(profile["name"], []):
+                low, high = quote.usd
+                print(f"# {quote.kind}: {low:.2f}-{high:.2f} USD/h ({quote.source}, {quote.date})")
 
 
 @app.command("profile")

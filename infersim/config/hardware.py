@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from .base import Description, near
 from .precision import FORMATS
 from .resources import find, load_yaml, names
-from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds, Share, UsdPerHour, Watts, short
+from .units import Bytes, BytesPerSecond, Count, FlopsPerSecond, Number, Seconds, Share, Watts, short
 
 Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4"]
 DTYPES = get_args(Dtype)
@@ -157,20 +157,6 @@ class Link(Description):
     """its switches add up what devices send each other (NVLink SHARP, from NVLink4's switches on)"""
 
 
-class Price(Description):
-    """What renting one accelerator for an hour costs."""
-
-    low: UsdPerHour
-    high: UsdPerHour
-    source: str
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "Price":
-        if self.low > self.high:
-            raise ValueError(f"low must be at most high (got {self.low:g} and {self.high:g})")
-        return self
-
-
 class LaunchTime(Description):
     """Seconds from one small kernel's start to the next one's, both queued: replayed in a graph, or launched."""
 
@@ -241,7 +227,6 @@ class Hardware(Description):
     pcie_bandwidth: Annotated[BytesPerSecond, _at_least(1e6, "1 MB/s")] | None = None
     """bytes per second in one direction, to the host"""
     tdp: Watts | None = None
-    price: Price | None = None
     efficiency: dict[str, OperatorEfficiency] = Field(default_factory=dict)
     """by operator class, or class.dtype: of matrices the format of their weights, else that of the elements; with
     @trtllm or another engine's name behind for a kernel of its own"""

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from .base import Description
+from .base import Description, near
 from .cluster import Cluster
 from .drafting import load_drafting
 from .early_exit import EarlyExit
@@ -17,6 +17,7 @@ from .hardware import Hardware, load_hardware
 from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
+from .prices import Prices
 from .resources import MAX_FILE_BYTES, exists, find, is_file, load_yaml, names, parse_yaml
 from .slo import Slo
 from .speculation import Speculation
@@ -62,7 +63,25 @@ class Scenario(Description):
     """LoRA adapters; null: none"""
     early_exit: EarlyExit | None = None
     """layers after which tokens may leave; approximate; null: none"""
+    prices: Prices = Prices()
     simulation: Simulation = Simulation()
+
+    @model_validator(mode="after")
+    def _priced(self) -> "Scenario":
+        for device in self.prices.usd_per_hour.keys() - {hardware.name for hardware in self.devices}:
+            if device not in (known := names("hardware_profiles")):
+                raise ValueError(f"prices.usd_per_hour.{short(device)[1:-1]}: is no device" + near(device, known))
+        return self
+
+    @property
+    def devices(self) -> list[Hardware]:
+        """Of its own, of kinds and pools, of a drafter apart."""
+        apart = self.speculation and self.speculation.drafter and self.speculation.drafter.hardware
+        return [
+            self.hardware,
+            *(h for group in self.cluster.groups if (h := group.hardware)),
+            *([apart] if apart else []),
+        ]
 
     def resolved(self) -> dict[str, Any]:
         """The scenario with every default, JSON-ready, in SI units; valid input for `build_scenario` again."""

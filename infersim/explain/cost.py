@@ -1,9 +1,9 @@
 """What a deployment costs: money as a range from a price range, and energy."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from infersim.config.hardware import Hardware
+from infersim.config.prices import hourly, price_of
 from infersim.config.scenario import Scenario
 from infersim.metrics.result import Result
 
@@ -31,14 +31,7 @@ def num_gpus(scenario: Scenario) -> int:
 
 def usd_per_hour(scenario: Scenario) -> list[float] | None:
     """What all accelerators cost, as [low, high]; None if a price is not known."""
-    return _hourly(fleet(scenario))
-
-
-def _hourly(gpus: Sequence[tuple[Hardware, float]]) -> list[float] | None:
-    prices = [(hardware.price, count) for hardware, count in gpus if hardware.price]
-    if len(prices) < len(gpus):
-        return None
-    return [sum(price.low * n for price, n in prices), sum(price.high * n for price, n in prices)]
+    return hourly(fleet(scenario), scenario.prices)
 
 
 def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
@@ -59,10 +52,11 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     duration = result.end_time
     there = [(hardware, count * seconds / duration) for hardware, count, seconds in accelerators] if duration else []
     gpus = round(sum(count for _, count in there), 2)
-    hourly = _hourly(there)
+    prices = result.scenario.prices
+    usd = hourly(there, prices)
 
     def per_million(throughput: float | None, share: float = 1.0) -> list[float] | None:
-        return [usd * share / HOUR / throughput * MILLION for usd in hourly] if hourly and throughput else None
+        return [x * share / HOUR / throughput * MILLION for x in usd] if usd and throughput else None
 
     joules = None
     if there and all(hardware.tdp for hardware, _ in there) and output:
@@ -77,7 +71,7 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     ) / sum(ran.replicas.stop - ran.replicas.start for ran in decoding)
     return {
         "gpus": int(gpus) if gpus == int(gpus) else gpus,
-        "usd_per_hour": hourly,
+        "usd_per_hour": usd,
         "usd_per_million_output_tokens": per_million(output),
         "usd_per_million_tokens": per_million(total),
         "usd_per_million_apart": {
@@ -86,5 +80,5 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
             "output": per_million(output, 1 - work.prompt_share),
         },
         "joules_per_output_token": joules,
-        "price_sources": [hardware.price.source for hardware, _ in there if hardware.price],
+        "price_sources": [price.source for hardware, _ in there if (price := price_of(hardware.name, prices))],
     }

@@ -16,6 +16,8 @@ from infersim.run import run
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
 LEAST, MOST = LOOKS[1], LOOKS[-1]
 MOST_REQUESTS = 20_000  # a run is lengthened so far until it tells whether the load is kept up with
+EACH_USER = 20  # requests of each user at least, so that how they all begin at once counts little
+LONGER, MORE = "longer runs", "more runs"
 FAR = 2.0  # one replication at so many times a limit is clear by itself
 MEAN_LEVEL = 0.95  # one-sided, of the mean over replications
 RUN_LEVEL = 0.99  # one-sided, of one more replication: what a user would see
@@ -53,13 +55,18 @@ class Decision:
         return max(self.limits, key=lambda limit: limit["mean"] / limit["limit"])
 
 
-def deployed(scenario: Scenario, replicas: int, rate: float, seed: int, replications: int = 1) -> Scenario:
-    """So many replicas at a request rate of the whole; a cluster of several kinds of replicas stays as it is."""
-    cluster = scenario.cluster
+def deployed(scenario: Scenario, replicas: int, load: float, seed: int, replications: int = 1) -> Scenario:
+    """So many replicas at a request rate, or with so many users, of the whole; a cluster of several kinds of replicas
+    stays as it is."""
+    cluster, workload = scenario.cluster, scenario.workload
+    update: dict[str, Any] = {"request_rate": load}
+    if workload.users:
+        requests = max(workload.num_requests or 0, EACH_USER * int(load))
+        update = {"users": int(load), "num_requests": requests}
     return scenario.model_copy(
         update={
             "cluster": cluster if len(cluster.groups) > 1 else cluster.model_copy(update={"replicas": replicas}),
-            "workload": scenario.workload.model_copy(update={"request_rate": rate}),
+            "workload": workload.model_copy(update=update),
             "simulation": scenario.simulation.model_copy(update={"seed": seed, "replications": replications}),
         }
     )
@@ -93,25 +100,13 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
             )
         limits = _limits(scenario, runs, min_goodput_share)
         needed = max((verdict.needed_requests or 0 for verdict in verdicts), default=0)
-        if saturated or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
-            state = "missed"
-        elif needed > MOST_REQUESTS:
-            state = "unclear"
-        elif needed:
+        state = _state(limits, len(runs), saturated, needed)
+        if state == LONGER:
             scenario, runs, looks = longer(scenario, needed), [], list(LOOKS)
             continue
-        elif len(runs) < LEAST:
+        if state == MORE:
             looks.pop(0)
             continue
-        elif any(limit["lower"] > limit["limit"] for limit in limits):
-            state = "missed"
-        elif all(limit["run_upper"] <= limit["limit"] for limit in limits):
-            state = "met"
-        elif len(runs) < MOST:
-            looks.pop(0)
-            continue
-        else:
-            state = "unclear"
         means = {
             name: fmean(known) if len(known := [v for r in runs if (v := r[name]) is not None]) == len(runs) else None
             for name in runs[0]
@@ -120,6 +115,22 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         requests = scenario.workload.num_requests
         return Decision(state, len(runs), saturated, limits, means, completed, requests, results[-1])
     raise AssertionError("the last replication decides")
+
+
+def _state(limits: list[dict[str, Any]], replications: int, saturated: bool, needed: int) -> str:
+    """What so many replications say; or that it takes MORE of them, or LONGER ones: `needed` requests, 0 if they were
+    long enough."""
+    if saturated or any(limit["mean"] > FAR * limit["limit"] for limit in limits):
+        return "missed"
+    if replications >= LEAST and any(limit["lower"] > limit["limit"] for limit in limits):
+        return "missed"  # of short runs too: longer ones would hardly be better
+    if needed and (replications >= LEAST or all(limit["mean"] <= limit["limit"] for limit in limits)):
+        return "unclear" if needed > MOST_REQUESTS else LONGER
+    if needed or replications < LEAST:
+        return MORE
+    if all(limit["met"] for limit in limits):
+        return "met"
+    return MORE if replications < MOST else "unclear"
 
 
 def longer(scenario: Scenario, num_requests: int | None) -> Scenario:

@@ -7,29 +7,107 @@ from .terminal import LABEL, width
 
 
 def print_plan(document: dict[str, Any]) -> None:
-    """The best deployment and the runner-up, what binds, and how the search went."""
+    """The best deployment and the runner-up, what binds, what others miss, at which prices, and how the search went."""
     slo = ", ".join(f"{name} <= {limit:g}" for name, limit in document["slo"].items())
-    if not document["feasible"]:
-        _field("answer", f"nothing can: {document['binding']['text']}")
+    best, other = document["best"], document["runner_up"]
+    if not best:
+        _field("answer", nothing_text(document))
         _field("slo", slo)
     else:
-        best, other = document["best"], document["runner_up"]
         _field("answer", describe(best["deployment"]))
-        _answer(best)
+        _answer(best, document["objective"])
         _field("binding", _binding(document["binding"]))
+        _field("rests on", efficiencies_text(best))
         if document["equals"]:
             _field("equals", f"{equals_text(document)} (--json lists them)")
-        if other:
-            print()
-            _field("runner-up", describe(other["deployment"]))
-            _answer(other)
-            _field("margin", margin_text(document["margin"]))
+    if other:
+        print()
+        _field("runner-up", describe(other["deployment"]))
+        _answer(other, document["objective"])
+        _field("margin", margin_text(document["margin"]))
+        if document["to_win"]:
+            _field("would win", to_win_text(document["to_win"]))
+    if len(document["deployments"]) > 1 or not best:
+        _table(document["deployments"])
     print()
+    for line in prices_lines(document):
+        _field("price", line)
     counts = f"{document['considered']:,} candidates, {document['simulated']:,} simulated, {document['pruned']:,} not"
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in document["pruned_by"].items() if count)
     _field("search", f"{counts}: {reasons}" if reasons else counts)
     for line in document["assumed"]:
         _field("assumed", line)
+
+
+def nothing_text(document: dict[str, Any]) -> str:
+    """Why there is no answer."""
+    binding = document["binding"]
+    return binding["text"] if binding["resource"] == "price" else f"nothing can: {binding['text']}"
+
+
+def prices_lines(document: dict[str, Any]) -> list[str]:
+    """The prices that count, with source and date, and which are missing."""
+    prices = document["prices"]
+    if document["objective"] != "cost" or document["binding"]["resource"] == "price":
+        return []
+    lines = [f"{device} {_range(price['usd'])} USD/h: {price['source']}" for device, price in prices["of"].items()]
+    return [*lines, *([prices["missing"]] if prices["missing"] else [])]
+
+
+def _table(deployments: list[dict[str, Any]]) -> None:
+    """The best different deployments, and what those that do not hold the SLO miss."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not deployments:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("USD/h", justify="right", no_wrap=True)
+    for column in ("deployment", "SLO"):
+        table.add_column(column, overflow="fold")
+    for row in deployments:
+        table.add_row(*deployment_row(row))
+    print()
+    Console(highlight=False, markup=False, width=width()).print(table)
+
+
+def deployment_row(row: dict[str, Any]) -> tuple[str, str, str]:
+    """USD per hour, the deployment, whether it holds."""
+    usd = row["usd_per_hour"]
+    return _range(usd) if usd else "-", describe(row["deployment"], model=False), holds_text(row)
+
+
+def holds_text(row: dict[str, Any]) -> str:
+    """Whether a deployment holds the SLO, or what it misses."""
+    return f"holds, {row['tightest']:.0%} of a limit" if row["holds"] else ", ".join(row["misses"])
+
+
+def efficiencies_text(answer: dict[str, Any]) -> str:
+    """Which efficiencies stand behind the times of a deployment, and which are assumed, of which device."""
+    known: dict[str, list[str]] = {}
+    for row in answer["efficiencies"]:
+        assumed = row["provenance"] == "assumed"
+        known.setdefault(row["provenance"], []).append(row["operator"] + (f" ({row['source']})" if assumed else ""))
+    return f"efficiencies of {answer['deployment']['hardware']}: " + "; ".join(
+        f"{kind}: {', '.join(operators)}" for kind, operators in sorted(known.items(), key=lambda x: x[0] == "assumed")
+    )
+
+
+def to_win_text(to_win: dict[str, Any]) -> str:
+    """What it would take for the runner-up to be the answer."""
+    ways = []
+    if to_win["usd_per_hour"]:
+        ways.append(f"with {to_win['device']} below {to_win['usd_per_hour']:.3g} USD/h")
+    if to_win["rate"]:
+        ways.append(f"above {to_win['rate']:.4g} requests/s, which the best as it is does not hold")
+    if to_win["carry"]:
+        ways.append(f"if it carried {to_win['carry'] - 1:+.0%}")
+    if to_win["speed"]:
+        ways.append(
+            f"if {to_win['device']}'s memory, arithmetic and links were {to_win['speed'] - 1:.0%} faster, as it then"
+            " needed fewer"
+        )
+    return "; or ".join(ways) or "by no price, rate or speed alone (up to twice as fast)"
 
 
 def equals_text(document: dict[str, Any]) -> str:
@@ -38,7 +116,7 @@ def equals_text(document: dict[str, Any]) -> str:
     return f"{n} other{'s' * (n > 1)} cost{'s' * (n == 1)} the same and hold{'s' * (n == 1)} the SLO too"
 
 
-def describe(deployment: dict[str, Any]) -> str:
+def describe(deployment: dict[str, Any], model: bool = True) -> str:
     """A deployment in one line."""
     parallelism = deployment["parallelism"]
     shape = [f"{key} {n}" for key, n in parallelism.items() if n > 1 and key not in ("moe_tensor",)]
@@ -58,7 +136,7 @@ def describe(deployment: dict[str, Any]) -> str:
     if speculation := deployment["speculation"]:
         parts.append(f"{speculation['method']} drafting {speculation['num_speculative_tokens']}")
     parts += ["early exit"] if deployment["early_exit"] else []
-    return f"{deployment['model']} on {gpus}: {', '.join(parts)}"
+    return f"{deployment['model']} on {gpus}: {', '.join(parts)}" if model else f"{gpus}: {', '.join(parts)}"
 
 
 def shape_of(deployment: dict[str, Any]) -> str:
@@ -69,9 +147,15 @@ def shape_of(deployment: dict[str, Any]) -> str:
     return f"{copies}{' '.join([*(parts or ['1 GPU']), deployment['precision']['weights']])}"
 
 
-def _answer(answer: dict[str, Any]) -> None:
+def _answer(answer: dict[str, Any], objective: str) -> None:
     headroom = f" ({answer['headroom']:+.0%})" if answer["headroom"] else ""
-    _field("rate", f"{answer['rate']:.4g} requests/s; holds the SLO up to {answer['largest_rate']:.4g}{headroom}")
+    if objective == "users":
+        _field(
+            "users",
+            f"{answer['rate']:,.0f} at once hold the SLO; {answer['metrics']['request_throughput']:.4g} requests/s",
+        )
+    else:
+        _field("rate", f"{answer['rate']:.4g} requests/s; holds the SLO up to {answer['largest_rate']:.4g}{headroom}")
     for limit in answer["limits"]:
         runs = (
             f"mean of {answer['replications']} runs at most {limit['upper']:.4g}, one more run {limit['run_upper']:.4g}"

@@ -6,7 +6,17 @@ from infersim.config.scenario import Scenario
 
 from .html import Page
 from .parts import card, reproduce, shown, span, table
-from .plan import describe, equals_text, margin_text, shape_of
+from .plan import (
+    deployment_row,
+    describe,
+    efficiencies_text,
+    equals_text,
+    margin_text,
+    nothing_text,
+    prices_lines,
+    shape_of,
+    to_win_text,
+)
 from .sections import inputs, latency, load, memory, over_time, prices_apart, provenance, resources, what_if
 from .svg import Mark, Series, chart
 
@@ -19,6 +29,7 @@ HEADS = {
     "gpus": "The fewest GPUs",
     "energy": "The least energy",
     "goodput": "The most requests",
+    "users": "The most users",
 }
 
 
@@ -27,8 +38,10 @@ def plan_page(document: dict[str, Any], briefed: Briefed, command: list[str]) ->
     named = {name: briefing for name, (_, briefing) in briefed.items()}
     if not document["feasible"]:
         last = reproduce(command) | {"notes": document["assumed"]}
-        text = {"id": "answer", "title": "Answer", "text": f"Nothing can: {document['binding']['text']}."}
-        found = [text | {"tables": [_slo(document)]}, _candidates(document), _search(document), last]
+        why = nothing_text(document)
+        text: dict[str, Any] = {"id": "answer", "title": "Answer", "text": f"{why[0].upper()}{why[1:]}."}
+        text |= {"tables": [_slo(document), *_deployments(document)], "notes": prices_lines(document)}
+        found = [text, _candidates(document), _search(document), last]
         return Page("No deployment holds the SLO", document["binding"]["text"], False, found)
     best = {"best": named["best"]}
     rests = provenance(named)
@@ -42,7 +55,7 @@ def plan_page(document: dict[str, Any], briefed: Briefed, command: list[str]) ->
         over_time(named["best"]),
         resources(best),
         what_if(best),
-        rests | {"notes": document["assumed"] + rests["notes"]},
+        rests | {"notes": [*prices_lines(document), *document["assumed"], *rests["notes"]]},
         _search(document),
         inputs(best, {name: scenario for name, (scenario, _) in briefed.items()}, command),
     ]
@@ -98,6 +111,7 @@ def _rivals(document: dict[str, Any]) -> dict[str, Any]:
         "largest rate, requests/s": lambda a: a["largest_rate"],
         "first limit to break": lambda a: a["binding"]["limit"],
         "what binds": lambda a: a["binding"]["text"],
+        "rests on": efficiencies_text,
     }
     rows = [[figure, *(shown(of(answer)) for answer in answers.values())] for figure, of in figures.items()]
     rows += [
@@ -105,14 +119,21 @@ def _rivals(document: dict[str, Any]) -> dict[str, Any]:
         for name in ("p99_ttft_ms", "p99_tpot_ms", "p99_itl_ms", "p99_e2el_ms", "output_throughput")
     ]
     text = f"Runner-up: {margin_text(document['margin'])}." if document["margin"] else "Nothing else holds the SLO."
+    if document["to_win"]:
+        text += f" It would win {to_win_text(document['to_win'])}."
     if document["equals"]:
         text += f" {equals_text(document)}."
     return {
         "id": "rivals",
         "title": "Best and runner-up",
         "text": text,
-        "tables": [table("The best and the runner-up", ["figure", *answers], rows)],
+        "tables": [*_deployments(document), table("The best and the runner-up", ["figure", *answers], rows)],
     }
+
+
+def _deployments(document: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = [list(deployment_row(row)) for row in document["deployments"]]
+    return [table("The best different deployments", ["USD/h", "deployment", "SLO"], rows)] if rows else []
 
 
 def _candidates(document: dict[str, Any]) -> dict[str, Any]:
