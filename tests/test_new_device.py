@@ -35,7 +35,6 @@ FULL = DATASHEET | {
     "shared_memory_per_sm": "228 KiB",
     "l2_cache": "64 MiB",
     "tdp": "800 W",
-    "price": {"low": "2 USD/h", "high": "3 USD/h", "source": "a friend"},
     "efficiency": dict.fromkeys(CLASSES, MEASURED),
     "launch": {"graph": "1 us", "eager": "2 us", "source": "us"},
     "beside_prefill": {"least": 1.5, "growth": 1e-10, "head": "10 ns", "block": "5 ns", "source": "us"},

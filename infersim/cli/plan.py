@@ -15,7 +15,7 @@ def plan(
     file: Annotated[str, Argument(help="Name or path of a plan file, such as plan-llama-70b.")],
     overrides: Overrides = None,
     price: Annotated[
-        list[str] | None, Option(metavar="DEVICE=USD", help="Your own price of one for an hour: h100-sxm=2.50.")
+        list[str] | None, Option(metavar="DEVICE=USD", help="Your own price of one for an hour, in USD.")
     ] = None,
     price_kind: Annotated[
         str | None, Option(help="Quotes that count: on-demand (default), reserved, spot or ownership.")
@@ -37,7 +37,7 @@ def plan(
         check_file(report, "--report")
     for each in price or []:
         if "=" not in each:
-            raise InputError(f"--price {each[:40]}: must be DEVICE=USD, such as h100-sxm=2.50")
+            raise InputError(f"--price {each[:40]}: must be DEVICE=USD, such as 2.50")
     overrides = [*(overrides or []), *(f"prices.usd_per_hour.{each}" for each in price or [])]
     overrides += [f"prices.kind={price_kind}"] if price_kind else []
     bar = Bar()
