@@ -79,6 +79,16 @@ def test_nobody_elses_temporary_folder_is_trusted(monkeypatch, tmp_path):
     assert build.cache_folder() not in (ours, made_by_us)
 
 
+def test_a_folder_that_others_may_write_to_is_refused_in_words(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("INFERSIM_CACHE_DIR", str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir()
+    for mode, found in ((0o755, "shared"), (0o775, f"infersim-{os.getuid()}"), (0o757, f"infersim-{os.getuid()}")):
+        (tmp_path / "shared").chmod(mode)
+        assert build.cache_folder() == tmp_path / found
+    assert "shared may be written to by others" in capsys.readouterr().err
+
+
 def test_symbols_carry_the_hash_of_their_code(builds, tmp_path):
     build._build(tmp_path / "key")
     symbols = json.loads((tmp_path / "key" / "symbols.json").read_text())

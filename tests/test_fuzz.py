@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ import draw
 import laws
 
 import scenarios
+from infersim.config.scenario import build_scenario
 from infersim.engine.compiled import build
+from infersim.run import run
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,26 @@ FOUND = {
             "autoscaler": {"policy": "ttft", "target": 10, "min": 0, "max": 3, "interval": 0.05, "scale_down_delay": 1},
         },
     },
+    "a replica dies twice before it has sent an answer": {
+        "model": "Qwen2.5-0.5B",
+        "hardware": "h100-sxm",
+        "engine": {"host_token_time": "30 ms"},
+        "workload": {
+            "num_requests": 8,
+            "input_tokens": 10,
+            "output_tokens": {"uniform": [2, 5]},
+            "users": 16,
+            "retries": 2,
+        },
+        "cluster": {"replicas": 2, "failures": [{"mean_time_between": 0.1, "duration": 0.011}]},
+        "simulation": {"seed": 1},
+    },
+    "prompts with windows are handed over turn after turn": {
+        "model": "gpt-oss-20b",
+        "hardware": "h100-sxm",
+        "workload": {"num_requests": 40, "input_tokens": 500, "output_tokens": 20, "request_rate": 20, "turns": 4},
+        "cluster": {"prefill": {}, "decode": {}, "transfer": {"bandwidth": "10 GB/s"}},
+    },
     "windows whose blocks are reserved at once": WINDOWS
     | {
         "engine": {"reserve": "max-model-len", "num_gpu_blocks_override": 400},
@@ -120,6 +143,22 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_found_and_mended(name):
     assert laws.examine(FOUND[name]) == (laws.OK, "")
+
+
+def test_shortest_first_takes_about_as_long_for_each_request_however_many_wait():
+    load = {"input_tokens": {"uniform": [10, 3000]}, "output_tokens": 2, "request_rate": "inf"}
+    seconds = []
+    for n in (20_000, 80_000):
+        data = PLAIN | {
+            "hardware": "h100-sxm",
+            "model": "Llama-3.1-8B",
+            "engine": {"scheduling_policy": "shortest-first"},
+            "workload": load | {"num_requests": n},
+        }
+        begin = time.process_time()
+        run(build_scenario(data, "x"))
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 10 * seconds[0] + 0.5, seconds  # 4 times, and caches; without places to walk from, 16 and more
 
 
 def test_what_could_never_be_reserved_at_once_is_refused():

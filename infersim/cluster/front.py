@@ -81,6 +81,8 @@ class Front:
         """requests in the order of their ends"""
         self.token = [0] * n
         """what a process must still find when it comes back to a request: another attempt has another"""
+        self.trying: set[int] = set()
+        """requests whose attempt goes on: neither ended nor to be tried again"""
         self.refused: set[int] = set()
         """requests whose last attempt found the queue full"""
         columns = (requests.prompt_tokens, requests.output_tokens, clients.max_tokens, n)
@@ -217,6 +219,7 @@ class Front:
     def _try(self, i: int, time: float) -> None:
         """One attempt of a client."""
         self.attempts[i] += 1
+        self.trying.add(i)
         self.token[i] = token = self.token[i] + 1
         if self.attempts[i] > 1:
             self.row[i] = self.fleet.add_like(i)
@@ -263,6 +266,7 @@ class Front:
 
     def _fail(self, i: int, outcome: int, time: float) -> None:
         """An attempt has failed: the client tries again, or that was its last."""
+        self.trying.discard(i)
         if self.attempts[i] <= self.clients.retries:
             attempt = int(self.attempts[i])
             wait = math.ldexp(self.clients.backoff, attempt - 1)
@@ -329,13 +333,19 @@ class Front:
     def fail_replica(self, replica: int, time: float) -> None:
         """A replica dies: what it was doing is lost, and tried again by clients that do."""
         rows = self.fleet.fail(replica, time)
-        lost = sorted(i for i in {self.owner.get(row, row) for row in rows} if not self.outcome[i])
+        owners = {self.owner.get(row, row) for row in rows if self.goes_on(row)}
+        lost = sorted(i for i in owners if i in self.trying and not self.outcome[i])
         for i in lost:
             self.token[i] += 1  # nobody waits for them any more
         for i in lost:
             self.lose(i, time)
         for pool in self.pools:
             self.admit(pool, time)
+
+    def goes_on(self, row: int) -> bool:
+        """Whether a row is of its request's last attempt."""
+        i = self.owner.get(row, row)
+        return row == self.row[i] or bool(self.encode and row in self.encode.rows[i])
 
     def may_end(self, gone: set[int]) -> bool:
         """Whether there is a request left whose pools are not all among the replicas that are gone for ever."""

@@ -74,6 +74,9 @@ class HandOver(Front):
     def rows_of(self, pool: Pool) -> np.ndarray:
         return np.ones(len(self.requests), bool) if pool is self.prefill else super().rows_of(pool)
 
+    def goes_on(self, row: int) -> bool:
+        return super().goes_on(row) or row == self.prefill_row[self.owner.get(row, row)]
+
     def needs(self, pool: Pool) -> bool:
         """A decode replica can compute prompts too."""
         return pool is not self.prefill

@@ -1,6 +1,5 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from .compiled import state
 from .compiled.build import load
 from .compiled.draws import make_keys, uniforms
-from .memory import size_memory, untouched
+from .memory import forget, size_memory, untouched
 from .price import Acceptance
 from .replica import ReplicaSpec
 from .tables import lay_drafts, lay_prices
@@ -72,6 +71,7 @@ class Fleet:
         self.call["table_size"], self.call["num_accepted"] = len(self.table), len(self.accepted)
         self.call["max_events"] = 2 * max_num_seqs + 64
         self.sums, self.scratch, self.due = (self._zeros(name) for name in ("sums", "scratch", "due"))
+        self.fingers = self._zeros("fingers")
         self.running, self.steps, self.drafts = (self._zeros(name) for name in ("running", "steps", "drafts"))
         self.counts, self.step_end = self._zeros("counts"), self._zeros("step_end")
         self.histogram, self.events = self._zeros("histogram"), self._zeros("events")
@@ -316,8 +316,11 @@ class Fleet:
         ended = held + unsent + [row for row in alive if self.abort(row, time)]
         ranks = int(self.call["ranks"][0])
         own = slice(replica * ranks, (replica + 1) * ranks)
-        for rows in (self.blocks, self.nodes):  # the prefix cache, or the trees of groups
-            ctypes.memset(rows[own].ctypes.data, 0, rows[own].nbytes)  # numpy goes field by field: 50 times slower
+        for rank in range(own.start, own.stop):  # the prefix cache, or the trees of groups
+            scheduler, tiered = self.schedulers[rank], self.knobs["tier_blocks"][replica].any()
+            used = max(int(scheduler["fresh_block"]), int(scheduler["num_tree_blocks"]) + 1)
+            forget(self.blocks[rank], "hash", len(self.blocks[rank]) if tiered else used)
+            forget(self.nodes[rank], "key", int(scheduler["num_nodes"]) + 1)
         for name in ("evictable_blocks", "num_nodes", "free_node"):
             self.schedulers[name][own] = 0
         self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0

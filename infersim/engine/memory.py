@@ -1,5 +1,6 @@
 """Room for KV blocks, block tables and radix trees: memory that is not touched before it is used."""
 
+import ctypes
 import mmap
 import sys
 
@@ -17,6 +18,14 @@ def untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.zeros(shape, dtype)
     pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     return np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape)
+
+
+def forget(rows: np.ndarray, key: str, used: int) -> None:
+    """Clears the first `used` of BLOCK[n] or NODE[n], and the buckets in which their keys are found."""
+    mine = rows[:used]
+    keys = mine[key][mine[key] != 0]
+    rows["bucket"][keys & (len(rows) - 1)] = 0
+    ctypes.memset(mine.ctypes.data, 0, mine.nbytes)  # numpy goes field by field: 50 times slower
 
 
 def size_memory(knobs: np.ndarray, schedulers: np.ndarray, call: np.ndarray, shares_text: bool) -> None:

@@ -100,11 +100,14 @@ def outcome(data: dict[str, Any], limit: float) -> str:
     receive, send = context.Pipe(False)
     process = context.Process(target=lambda: send.send(examine(data)[0]), daemon=True)
     process.start()
-    found = receive.recv() if receive.poll(limit) and process.is_alive() else ""
-    if not found:
-        process.join(0.2)
-        found = "hang" if process.is_alive() else f"died of {signal.Signals(-(process.exitcode or 0)).name}" if (
-            process.exitcode or 0) < 0 else ""  # fmt: skip
+    send.close()
+    found = "hang"
+    if receive.poll(limit):
+        try:
+            found = receive.recv()
+        except EOFError:  # it has died
+            process.join()
+            found = f"died of {signal.Signals(-(process.exitcode or 0)).name}" if (process.exitcode or 0) < 0 else ""
     process.kill()
     process.join()
     return found

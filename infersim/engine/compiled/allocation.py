@@ -34,11 +34,12 @@ def keeps_tables(knobs):
 
 
 @compiled
-def blocks_needed(knobs, num_computed, per_table):
-    """KV blocks held by tables of `per_table` blocks once those outside the window of num_computed are freed."""
+def blocks_needed(knobs, num_computed, per_table, first=0):
+    """KV blocks held by tables of `per_table` blocks, from the block `first` of each on, once those outside the window
+    of num_computed are freed."""
     block_size = knobs.block_size
     if knobs.num_kv_groups == 1 and knobs.kv_window[0] == 0:
-        return per_table
+        return per_table - first
     total = 0
     for g in range(knobs.num_kv_groups):
         skipped = 0
@@ -46,7 +47,7 @@ def blocks_needed(knobs, num_computed, per_table):
             skipped = per_table - 1
         elif knobs.kv_window[g] > 1 and num_computed >= knobs.kv_window[g]:
             skipped = (num_computed - knobs.kv_window[g] + 1) // block_size
-        total += knobs.kv_multiplicity[g] * (per_table - skipped)
+        total += knobs.kv_multiplicity[g] * max(per_table - max(skipped, first), 0)
     return total
 
 

@@ -13,10 +13,17 @@ from .tiers import clear_tiers, keep
 
 @compiled
 def get_new_block(blocks, scheduler, knobs):
-    """The least recently used free block, without its hash. Block 0 closes the ring of the free queue.
+    """The least recently used free block, without its hash: a fresh one, as long as there are any. Block 0 closes the
+    ring of the free queue, in which the others stand.
 
     Text that the GPU then holds no more goes to the tiers below, if there are any.
     """
+    if scheduler.fresh_block < knobs.num_gpu_blocks:
+        b = scheduler.fresh_block
+        scheduler.fresh_block += 1
+        scheduler.free_blocks -= 1
+        blocks[b].references = 1
+        return b
     b = blocks[0].next
     after = blocks[b].next
     blocks[0].next = after
@@ -157,7 +164,7 @@ def allocate_new_blocks(request, scheduler, knobs, blocks, table, length):
 
 @compiled
 def identify(requests, knobs, scheduler, blocks, tables, replica, rank):
-    """Give every block held an identity; the others form the free queue.
+    """Give every block held an identity; the others are fresh.
 
     Needed before the first step of requests that share text. Of others nobody can find a block again until the first
     preemption: until then counting them is enough, and then it does not matter which block is whose. replica: whose
@@ -165,11 +172,8 @@ def identify(requests, knobs, scheduler, blocks, tables, replica, rank):
     """
     scheduler.identified = 1
     scheduler.free_blocks = knobs.num_gpu_blocks - 1
-    for b in range(knobs.num_gpu_blocks):
-        blocks[b].prev = b - 1
-        blocks[b].next = b + 1
-    blocks[0].prev = knobs.num_gpu_blocks - 1
-    blocks[knobs.num_gpu_blocks - 1].next = 0
+    scheduler.fresh_block = 1
+    blocks[0].prev = blocks[0].next = 0
     clear_tiers(blocks, knobs)
     if replica < 0:
         return

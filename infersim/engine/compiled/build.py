@@ -27,18 +27,29 @@ from .state import CODES, KNOBS
 
 
 def cache_folder() -> Path:
-    """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one."""
+    """Folder of the compiled engine: $INFERSIM_CACHE_DIR, else the user's cache folder, else a temporary one.
+
+    What lies there is run as machine code, so it is one that nobody else may write to.
+    """
     for wished in (_wished_folder, _temporary_folder):
         try:
             folder = wished()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mine = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
-            if mine or wished is _wished_folder:  # nobody else's code is run from where everybody may write
-                with tempfile.TemporaryFile(dir=folder):
-                    return folder
+            if not _is_mine_alone(folder):
+                print(f"infersim: {folder} may be written to by others: the compiled engine is not kept there;"
+                      " must be yours, with mode 755 or less", file=sys.stderr)  # fmt: skip
+                continue
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
         except (OSError, RuntimeError):  # RuntimeError: a user without a home
             pass
     return Path(tempfile.mkdtemp(prefix="infersim-"))
+
+
+def _is_mine_alone(folder: Path) -> bool:
+    """Whether the folder is this user's, and nobody else may write to it."""
+    found = folder.stat()
+    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
 
 
 def _wished_folder() -> Path:

@@ -1,6 +1,6 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
-from .allocation import allocate_counted, allocate_matched, free, keeps_tables, share_hits
+from .allocation import allocate_counted, allocate_matched, blocks_needed, free, keeps_tables, share_hits
 from .arrays import core_of
 from .blocks import allocate_new_blocks, find_longest_cache_hit, free_table, identify
 from .groups import forget
@@ -59,7 +59,7 @@ def abort(a, q, time):
 @compiled
 def reserve(a, q, time):
     """Take the blocks of request q's whole prompt before it is sent: its KV comes from elsewhere. 0 without room, else
-    one more than the blocks that are not in the prefix cache.
+    one more than the blocks that have to come: those not in the prefix cache that a later token still sees.
 
     As vLLM's KV connectors do (WAITING_FOR_REMOTE_KVS): of the prompt only the last token is then computed here. Where
     nobody is evicted it gets the blocks of all that it may generate too: requests that hold a prompt's blocks and lack
@@ -106,7 +106,7 @@ def reserve(a, q, time):
         return 0
     replica.num_reserved += 1
     scheduler.held_tokens += request.num_computed_tokens
-    return 1 + request.num_blocks - scheduler.num_tables * hit
+    return 1 + blocks_needed(knobs, request.num_computed_tokens, request.table_length, hit)
 
 
 @compiled

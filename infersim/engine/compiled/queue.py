@@ -1,7 +1,7 @@
 """The waiting queue: a linked list through the requests, in order of urgency, then of arrival. Compiled."""
 
 from .njit import compiled
-from .state import PRIORITY, SHORTEST_FIRST
+from .state import PRIORITY, SHORTEST_FIRST, WAITING
 
 
 @compiled
@@ -39,6 +39,52 @@ def push_back(requests, scheduler, policy, q):
         after = before
         before = requests[before].prev
     insert(requests, scheduler, q, before, after)
+
+
+@compiled
+def finger_of(least):
+    """Where to look for requests of an urgency: 256 places for the smallest numbers, 128 for each octave above."""
+    octave = 0
+    while least >> octave >= 256:
+        octave += 1
+    return (octave << 7) + (least >> octave)
+
+
+@compiled
+def push_in_order(requests, scheduler, policy, q, fingers):
+    """`push_back` for a queue that may be long. Walking alone would take time that grows with its square.
+
+    fingers: i4[NUM_FINGERS], of the requests pushed, the last of about each urgency (a row, plus 1). One that still
+    waits is a place to walk from. Who holds blocks stands in front, out of order.
+    """
+    own = max(urgency(requests[q], policy), 0)
+    finger = finger_of(own)
+    if scheduler.num_waiting > 8 and urgency(requests[scheduler.waiting_tail], policy) > own:
+        for f in range(finger, -1, -1):
+            other = fingers[f] - 1
+            if other < 0:
+                continue
+            request = requests[other]
+            if request.status != WAITING or request.num_blocks > 0 or other == q:
+                fingers[f] = 0
+            elif urgency(request, policy) <= own:
+                after = request.next
+                while urgency(requests[after], policy) <= own:
+                    other = after
+                    after = requests[other].next
+                insert(requests, scheduler, q, other, after)
+                fingers[finger] = q + 1
+                return
+        before, after = -1, scheduler.waiting_head  # few are as urgent, and none of them has a finger
+        while after >= 0 and (requests[after].num_blocks > 0 or urgency(requests[after], policy) <= own):
+            if urgency(requests[after], policy) <= own:
+                before = after
+            after = requests[after].next
+        after = requests[before].next if before >= 0 else scheduler.waiting_head
+        insert(requests, scheduler, q, before, after)
+    else:
+        push_back(requests, scheduler, policy, q)
+    fingers[finger] = q + 1
 
 
 @compiled

@@ -13,7 +13,7 @@ from .arrays import core_of
 from .groups import forget, go_on
 from .njit import compiled, inlined
 from .pricing import price_step
-from .queue import push_back, push_front, remove
+from .queue import push_front, push_in_order, remove
 from .radix import before_step, evict, insert, release_path
 from .scheduler import schedule
 from .speculation import num_accepted, uniform
@@ -108,7 +108,8 @@ def join(a, r):
             if request.num_blocks > 0:  # its KV has come from elsewhere: vLLM puts it first
                 push_front(a.requests, scheduler, q)
             else:
-                push_back(a.requests, scheduler, a.knobs[r].policy, q)
+                fingers = a.fingers[r * a.call.ranks + request.rank]
+                push_in_order(a.requests, scheduler, a.knobs[r].policy, q, fingers)
 
 
 @compiled

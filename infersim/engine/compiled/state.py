@@ -278,6 +278,8 @@ REPLICA = np.dtype(
     align=True,
 )
 
+NUM_FINGERS = 4096  # into a queue that is ordered by urgency: 32 bits of it
+
 # One row per rank of a replica: vLLM's scheduler and its KV pool.
 SCHEDULER = np.dtype(
     [
@@ -300,6 +302,7 @@ SCHEDULER = np.dtype(
         ("hit_blocks", "i4"),  # of the request looked up last
         ("idle_hit_blocks", "i4"),  # those among them that nobody holds
         ("awaited", "i8"),  # the first hash that was missing
+        ("fresh_block", "i4"),  # the first that was never taken, from which on all are free
         ("blocked_request", "i4"),  # the request that the admission gate turned away and nothing helped since, or -1
         ("blocked_need", "i4"),  # blocks that it needs
         ("new_token_ratio", "f8"),
@@ -406,6 +409,7 @@ ARRAYS = {
     # block tables of one request a row, and a link; or pieces
     "tables": ("i4", ("num_schedulers", "num_table_rows", "num_table_columns")),
     "hashes": ("i8", ("num_table_columns",)),  # of the blocks of a prompt that is matched against all replicas
+    "fingers": ("i4", ("num_schedulers", NUM_FINGERS)),  # into the waiting queue, see queue.py
     "running": ("i4", ("num_schedulers", "max_num_seqs")),  # request rows in order of admission
     "steps": ("i4", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # entries of the steps in flight
     "drafts": ("i2", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # of each entry
