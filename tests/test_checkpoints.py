@@ -1,23 +1,27 @@
 """Quantised checkpoints: which matrices, in which format, by the names that the checkpoint gives them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from shared import SHARED, needs_shared
 
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.floors import floor_ttft
 from infersim.cost.formats import Kernels, parameters_by_format, scheme_format
-from infersim.cost.memory import weight_bytes
+from infersim.cost.memory import memory_waterfall, weight_bytes
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.sharding import check_modelled
+from infersim.deployment import deploy
 from infersim.models.architecture import MoE, counted
 from infersim.models.catalog import load_model
 from infersim.models.huggingface import model_from_config
+from infersim.models.vision import read_vision
 
 H100, H200 = load_hardware("h100-sxm"), load_hardware("h200-sxm")
 LLAMA = {
@@ -302,3 +306,36 @@ def test_published_checkpoints_have_their_parameters():
     assert load_model(SHARED / "cases/qwen3moe_tf5").num_params / 1e9 == pytest.approx(30.53, abs=5e-3)
     w8a16 = Placement(load_model(SHARED / "cases/w8a16"), H100)
     assert floor_ttft(w8a16, 1024) == pytest.approx(14.7e-3, rel=0.01)
+
+
+def test_a_vision_tower_takes_memory_and_a_profile_run():
+    """Counts are those of transformers 5.24 on the meta device; biases and norms are left out."""
+    qwen = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, "num_position_embeddings": 2304}  # fmt: skip
+    pixtral = {"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+               "image_size": 1540, "patch_size": 14}  # fmt: skip
+    counted = {
+        460_730_096: {"model_type": "qwen3_5", "vision_config": qwen | {"out_hidden_size": 5120}},
+        566_949_104: {
+            "model_type": "qwen3_vl",
+            "vision_config": qwen | {"out_hidden_size": 3584, "deepstack_visual_indexes": [8, 16, 24]},
+        },
+        438_958_080: {
+            "model_type": "mistral3",
+            "spatial_merge_size": 2,
+            "vision_config": pixtral,
+            "text_config": {"hidden_size": 5120},
+        },
+    }
+    for count, config in counted.items():
+        assert read_vision(config, "x: ").num_params == pytest.approx(count, rel=2e-3)
+    assert read_vision({"model_type": "qwen3_5", "vision_config": None}, "x: ") is None
+    with pytest.raises(InputError, match=r"x: vision_config.depth: must be a whole number >= 1 \(got 'deep'\)"):
+        read_vision({"model_type": "qwen3_vl", "vision_config": {"depth": "deep"}}, "x: ")
+    text = load_model("Qwen3-VL-8B")
+    both = replace(text, vision=read_vision(counted[566_949_104], "x: "))
+    deployed = deploy("Qwen3-VL-8B", H100, Precision(), Parallelism(), Engine(max_model_len=32768))
+    placed = deployed.placement
+    plain, seeing = (memory_waterfall(replace(placed, model=m), deployed.engine) for m in (text, both))
+    assert seeing.weights_bytes - plain.weights_bytes == 2 * both.vision.num_params
+    assert seeing.num_gpu_blocks < plain.num_gpu_blocks

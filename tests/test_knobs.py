@@ -198,7 +198,6 @@ def test_what_a_user_gives_is_obeyed_or_refused():
     """Prefix caching with recurrent state, more sequences than tokens."""
     parts = ("Qwen3-Next-80B-A3B", load_hardware("b200-sxm"), Precision(), Parallelism())
     assert not deploy(*parts, Engine()).engine.enable_prefix_caching
-    with pytest.raises(InputError, match=r"engine.enable_prefix_caching: is not modelled for models with recurrent"):
-        deploy(*parts, Engine(enable_prefix_caching=True))
+    assert deploy(*parts, Engine(enable_prefix_caching=True)).engine.enable_prefix_caching
     with pytest.raises(InputError, match=r"engine.max_num_seqs: a step has no tokens for 65 sequences; .* 64"):
         resolve(Engine(max_num_seqs=65, max_num_batched_tokens=64), H100, 4096)

@@ -5,6 +5,9 @@ import pytest
 from prefixes import BLOCK, cached, fleet, load_mooncake, lru_hit_rate, serve_trace
 from shared import needs_shared
 
+from infersim.config.scenario import build_scenario
+from infersim.run import run
+
 
 def test_only_full_blocks_are_found():
     """10 shared tokens are two blocks of 4 and a rest."""
@@ -71,3 +74,19 @@ def test_real_rules_find_about_what_an_lru_set_finds(mooncake):
     requests = serve_trace(mooncake, 10_001, BLOCK).requests
     blocks = requests["num_cached_tokens"].sum() / BLOCK / len(mooncake.segment_ids)
     assert blocks == pytest.approx(lru_hit_rate(mooncake, 10_000), abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next-80B-A3B", "Nemotron-3-Nano-30B-A3B"])
+def test_a_recurrent_model_finds_prompts_on_the_grid_of_its_large_blocks(name):
+    """Four texts of 8,000 tokens before 200 of their own: all but the first prompts find the text's whole blocks."""
+    workload = {"request_rate": 1, "num_requests": 40, "prefixes": {"count": 4, "tokens": 8000},
+                "input_tokens": 200, "output_tokens": 20}  # fmt: skip
+    data = {"model": name, "hardware": "b300-sxm", "workload": workload,
+            "engine": {"enable_prefix_caching": True, "max_model_len": 32768}}  # fmt: skip
+    (on,) = run(build_scenario(data, "test"))
+    (off,) = run(build_scenario(data | {"engine": {"max_model_len": 32768}}, "test"))
+    block = on.memory.block_size
+    assert block > 500
+    assert sorted(set(on.requests["num_cached_tokens"].tolist())) == [0, 8000 // block * block]
+    assert (on.requests["num_cached_tokens"] == 0).sum() == 4
+    assert not off.requests["num_cached_tokens"].any()

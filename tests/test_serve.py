@@ -2,6 +2,7 @@
 
 # ruff: noqa: E402  (what follows needs the extra infersim[serve])
 import asyncio
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -246,7 +247,7 @@ VLLM = {
     " engine_sleep_state cache_config_info",
     "counter": "num_preemptions prompt_tokens prompt_tokens_cached generation_tokens request_success"
     " prefix_cache_queries prefix_cache_hits external_prefix_cache_queries external_prefix_cache_hits"
-    " mm_cache_queries mm_cache_hits corrupted_requests",
+    " mm_cache_queries mm_cache_hits corrupted_requests prompt_tokens_by_source admission_rejections",
     "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds"
     " e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds"
     " request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens"
@@ -284,6 +285,144 @@ def test_metrics_have_vllms_names_and_hold(served):
     assert value("time_to_first_token_seconds", "_count") == (requests["num_output_tokens"] > 0).sum()
     taken = (done["last_token"] - done["sent"]).sum()
     assert value("e2e_request_latency_seconds", "_sum") == pytest.approx(taken)
+
+
+def families_of(page, engine):
+    parser = pytest.importorskip("prometheus_client.parser")
+    return {
+        family.name.removeprefix(f"{engine}:"): family
+        for family in parser.text_string_to_metric_families(page.decode())
+    }
+
+
+def test_sglang_presets_have_sglangs_names_and_routes():
+    """Names that routers ask for; /generate counts as the records do; a hit in the cache is told."""
+    names = {"num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "cache_hit_rate",
+             "cache_config_info", "prompt_tokens", "generation_tokens", "cached_tokens", "num_requests",
+             "time_to_first_token_seconds", "inter_token_latency_seconds", "time_per_output_token_seconds",
+             "e2e_request_latency_seconds"}  # fmt: skip
+    with Served(scenario(engine={"preset": "sglang-0.5"})) as served:
+        body = {"input_ids": list(range(100)), "sampling_params": {"max_new_tokens": 7, "ignore_eos": True}}
+        status, data = served.ask("POST", "/generate", body)[:2]
+        assert status == 200
+        answer = json.loads(data)
+        assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == 7
+        assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 7}
+        again = json.loads(served.ask("POST", "/generate", body)[1])
+        assert again["meta_info"]["cached_tokens"] >= 64
+        events = served.ask("POST", "/generate", body | {"stream": True})[1].decode().strip().split("\n\n")
+        assert events[-1] == "data: [DONE]"
+        assert json.loads(events[-2].removeprefix("data: "))["meta_info"]["completion_tokens"] == 7
+        assert json.loads(served.ask("GET", "/get_model_info")[1])["is_generation"]
+        families = families_of(served.ask("GET", "/metrics")[1], "sglang")
+        assert families.keys() == names
+        (total,) = [s for s in families["generation_tokens"].samples if s.name.endswith("_total")]
+        assert total.value == 21
+        assert served.ask("POST", "/flush_cache")[0] == 200
+        assert json.loads(served.ask("POST", "/generate", body)[1])["meta_info"]["cached_tokens"] == 0
+
+
+def test_accepted_drafts_are_counted_by_position():
+    """Every token is either a step's own or an accepted draft; later positions are accepted no more often."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"rate": 0.8}}
+    with Served(scenario(speculation=drafts)) as served:
+        served.post("/v1/completions", prompt="a", max_tokens=200, ignore_eos=True)
+        families = families_of(served.ask("GET", "/metrics")[1], "vllm")
+        samples = [s for s in families["spec_decode_num_accepted_tokens_per_pos"].samples if s.name.endswith("_total")]
+        accepted = [s.value for s in sorted(samples, key=lambda s: int(s.labels["position"]))]
+        assert len(accepted) == 3
+        assert accepted == sorted(accepted, reverse=True)
+        assert accepted[0] > 0
+        assert sum(accepted) + served.live.counts[0].chunks == 200
+
+
+def test_tokens_in_and_out(served):
+    """vLLM's /inference/v1/generate: as many ids as were asked for, streamed or not."""
+    body = {"token_ids": list(range(50)), "sampling_params": {"max_tokens": 9, "ignore_eos": True}}
+    answer = json.loads(served.ask("POST", "/inference/v1/generate", body)[1])
+    ids = answer["choices"][0]["token_ids"]
+    assert len(ids) == 9
+    events = served.ask("POST", "/inference/v1/generate", body | {"stream": True})[1].decode().strip().split("\n\n")
+    pieces = [json.loads(event.removeprefix("data: "))["choices"][0]["token_ids"] for event in events[:-1]]
+    assert sum(map(len, pieces)) == 9
+    assert served.ask("POST", "/inference/v1/generate", {"token_ids": "x"})[0] == 400
+
+
+def test_adapters_are_models(served):
+    """Loaded, an adapter is listed with its parent and answers, with a cache of its own; unloaded, it is unknown."""
+    adapter = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+    assert served.ask("POST", "/v1/load_lora_adapter", adapter)[0] == 200
+    assert served.ask("POST", "/v1/load_lora_adapter", adapter)[0] == 400
+    cards = json.loads(served.ask("GET", "/v1/models")[1])["data"]
+    assert [(card["id"], card["parent"]) for card in cards] == [(MODEL, None), ("sql", MODEL)]
+    prompt = list(range(500, 600))
+    for model, cached in ((MODEL, 0), ("sql", 0), ("sql", 96)):
+        answer = served.post("/v1/completions", model=model, prompt=prompt, max_tokens=2, ignore_eos=True)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+    families = families_of(served.ask("GET", "/metrics")[1], "vllm")
+    assert families["lora_requests_info"].samples[0].labels["max_lora"] == "1"
+    assert served.ask("POST", "/v1/unload_lora_adapter", adapter)[0] == 200
+    assert served.ask("POST", "/v1/unload_lora_adapter", adapter)[0] == 404
+    assert served.ask("POST", "/v1/completions", {"model": "sql", "prompt": "a"})[0] == 404
+
+
+def test_pause_sleep_and_reset(served):
+    """A pause ends what runs and holds back what comes; so does sleep, which forgets the cache."""
+    body = {"prompt": list(range(1000, 1100)), "max_tokens": 50_000, "ignore_eos": True}
+    found = []
+    long = threading.Thread(target=lambda: found.append(json.loads(served.ask("POST", "/v1/completions", body)[1])))
+    long.start()
+    while not served.live.num_live:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert served.ask("POST", "/pause")[0] == 200
+    long.join(10)
+    assert found[0]["choices"][0]["finish_reason"] == "abort"
+    assert json.loads(served.ask("GET", "/is_paused")[1]) == {"is_paused": True}
+    later = threading.Thread(
+        target=lambda: found.append(json.loads(served.ask("POST", "/v1/completions", body | {"max_tokens": 3})[1]))
+    )
+    later.start()
+    time.sleep(0.2)
+    assert len(found) == 1
+    assert served.ask("POST", "/resume")[0] == 200
+    later.join(10)
+    assert found[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+    assert served.ask("POST", "/sleep?level=1")[0] == 200
+    states = families_of(served.ask("GET", "/metrics")[1], "vllm")["engine_sleep_state"].samples
+    assert {s.labels["sleep_state"] for s in states if s.value} == {"weights_offloaded"}
+    assert served.ask("POST", "/wake_up")[0] == 200
+    answer = served.post("/v1/completions", **(body | {"max_tokens": 3}))
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert served.ask("POST", "/reset_prefix_cache")[0] == 200
+    answer = served.post("/v1/completions", **(body | {"max_tokens": 3}))
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    for path in ("/pause?mode=x", "/sleep?level=9"):
+        assert served.ask("POST", path)[0] == 400
+    idle(served)
+
+
+def test_admission_holds_back_and_refuses():
+    """cluster.admission: so many run, so many wait, further ones are told to come again; none is lost, and their
+    waiting counts."""
+    few = {"replicas": 1, "admission": {"max_outstanding": 2, "max_queue": 3}}
+    with Served(scenario(cluster=few)) as served:
+        body = {"prompt": list(range(50)), "max_tokens": 30, "ignore_eos": True}
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda _: served.ask("POST", "/v1/completions", body), range(12)))
+        refused = [answer for answer in answers if answer[0] == 429]
+        done = [answer for answer in answers if answer[0] == 200]
+        assert len(refused) + len(done) == 12
+        assert len(done) >= 5
+        assert refused
+        assert served.live.fleet.num_requests == len(done)
+        families = families_of(served.ask("GET", "/metrics")[1], "vllm")
+        (total,) = [s for s in families["admission_rejections"].samples if s.name.endswith("_total")]
+        assert total.value == len(refused)
+        requests = outcome.result(served.live).requests
+        assert (requests["arrival"] <= requests["sent"]).all()
+        assert (requests["sent"] - requests["arrival"]).max() > 0.05
+        idle(served)
 
 
 def idle(served):
@@ -529,6 +668,6 @@ def test_what_only_a_run_can_have_is_refused():
     from infersim.config.errors import InputError
 
     spec = scenario()
-    cluster = spec.cluster.model_copy(update={"admission": object()})
-    with contextlib.closing(asyncio.new_event_loop()) as loop, pytest.raises(InputError, match="admission"):
+    cluster = spec.cluster.model_copy(update={"encode": object()})
+    with contextlib.closing(asyncio.new_event_loop()) as loop, pytest.raises(InputError, match="encode"):
         Live(spec.model_copy(update={"cluster": cluster}), 1.0, loop)

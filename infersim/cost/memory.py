@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
-from infersim.models.architecture import Attention, Layer, Linear, Model, MoE, counted
+from infersim.models.architecture import Attention, Layer, Linear, Model, MoE, Vision, counted
 
 from .collectives import joined
 from .formats import Kernels, matrix_bytes
@@ -201,7 +201,8 @@ def weight_bytes(placement: Placement, first: int = 0, last: int | None = None) 
     positions = model.embedding_params - model.vocab_size * width
     head = model.lm_head_params - model.vocab_size * width if model.lm_head_params else 0  # its bias, if any
     has_first, has_last = first == 0, last == model.num_layers
-    params = (rows * width + positions) * has_first if model.embedding_params else 0
+    params: float = (rows * width + positions) * has_first if model.embedding_params else 0
+    params += model.vision.num_params / tensor if model.vision and has_first else 0  # vLLM cuts it like the rest
     if has_last:
         tied_elsewhere = not model.lm_head_params and not has_first  # a tied table is on the first and the last stage
         params += rows * width * (bool(model.lm_head_params) or tied_elsewhere) + head // tensor + model.other_params
@@ -249,7 +250,19 @@ def activation_terms(placement: Placement, engine: ResolvedEngine) -> dict[str, 
     forward = hidden | {name: tokens * elements * width for name, elements in layer.items()}
     logits = min(engine.max_num_seqs, tokens) * model.vocab_size
     sampler = hidden | {"logits": logits * width} | {name: logits * size for name, size in SAMPLER.items()}
-    return max(forward, sampler, key=lambda terms: sum(terms.values()))
+    runs = [forward, sampler]
+    if model.vision:
+        # first the encoder on its largest image, whose embeddings are alive while the text model runs (encoder cache)
+        image = {"image embeddings": model.vision.tokens * model.hidden_size * width}
+        runs = [_vision_terms(model.vision, placement.parallelism.tensor, width), *(image | run for run in runs)]
+    return max(runs, key=lambda terms: sum(terms.values()))
+
+
+def _vision_terms(vision: Vision, tensor: int, width: float) -> dict[str, float]:
+    """Bytes alive in the MLP of the encoder's block, beside its input and residual; it is cut as the text model is."""
+    inner = vision.intermediate_size / tensor * width * vision.patches
+    patches = {"patches": 2 * vision.hidden_size * width * vision.patches}
+    return patches | {"encoder's up_proj": inner * (2 if vision.gated else 1), "encoder's activation": inner}
 
 
 def _layer_terms(layer: Layer, h: int) -> dict[str, float]:

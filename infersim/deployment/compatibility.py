@@ -69,8 +69,6 @@ RULES: tuple[Rule, ...] = (
     Rule("parallelism.pipeline > 1 and user.async_scheduling", "engine.async_scheduling",
          "in a pipeline a token enters when the one before has left it; must be false with parallelism.pipeline above"
          " 1"),
-    Rule("recurrent and user.enable_prefix_caching", "engine.enable_prefix_caching",
-         "is not modelled for models with recurrent state, which this model has; must be false"),
     Rule("several_groups and user.prefix_cache == 'radix'", "engine.prefix_cache",
          "radix is not modelled for models with sliding windows or recurrent state; must be blocks"),
     Rule("several_groups and prefix_cache == 'radix' and scheduling_policy == 'lpm'", "engine.scheduling_policy",
@@ -78,9 +76,10 @@ RULES: tuple[Rule, ...] = (
          " shortest-first"),
     Rule("windows and kv_offloading_size > 0", "engine.kv_offloading_size",
          "is not modelled for sliding windows and recurrent states, which this model has; must be 0"),
-    Rule("windows and not recurrent and preemption_mode == 'swap' and enable_prefix_caching",
-         "engine.enable_prefix_caching", "is not modelled together with swapping for sliding windows, which this model"
-         " has; must be false, or engine.preemption_mode recompute"),
+    Rule("windows and (not recurrent or user.enable_prefix_caching) and preemption_mode == 'swap' and"
+         " enable_prefix_caching", "engine.enable_prefix_caching",
+         "is not modelled together with swapping for sliding windows and states, which this model has; must be false,"
+         " or engine.preemption_mode recompute"),
     Rule("speculation and (parallelism.pipeline > 1 or parallelism.attention_data > 1)", "speculation",
          "is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
          " parallelism.attention_data must be 1"),

@@ -112,7 +112,7 @@ def deploy(
     check(**vars(resolved), **facts)
     if windows and resolved.allocator == "paged" and resolved.reserve in AT_ONCE:
         resolved = _shortened(resolved, memory, f"at once, as engine.reserve {resolved.reserve} takes it")
-    if resolved.enable_prefix_caching and 1 in windows:
+    if resolved.enable_prefix_caching and 1 in windows and resolved.origin["enable_prefix_caching"] != "user":
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
     if resolved.prefix_cache == "radix" and several:

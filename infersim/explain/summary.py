@@ -289,6 +289,10 @@ def _assumed(result: Result) -> list[str]:
         lines.append("prefix caching on, but no prompt found its beginning in the cache")
     else:
         lines.append("prefix caching off: every prompt is computed in full")
+    if result.engine.enable_prefix_caching and any(group.window == 1 for group in result.memory.kv_groups):
+        size = result.memory.block_size
+        at = f"recurrent states are kept at the end of each block of {size:,} tokens"
+        lines.append(f"{at} (vLLM's mamba_cache_mode all; align keeps those where a step ends)")
     if result.num_sequences > 1:
         lines.append(_use_of_groups(result))
     reasons = Counter(r["reason"][r["status"] == REJECTED].tolist())

@@ -23,6 +23,7 @@ __all__ = [
     "Quantization",
     "Recurrence",
     "Scheme",
+    "Vision",
     "counted",
     "fused",
 ]
@@ -188,6 +189,19 @@ class Quantization:
 
 
 @dataclass(frozen=True)
+class Vision:
+    """The vision tower beside a text model (models/vision.py): parameters, width and MLP of its blocks, and the largest
+    image, in patches that it encodes and tokens that the text model gets of it."""
+
+    num_params: int
+    hidden_size: int
+    intermediate_size: int
+    gated: bool
+    patches: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Model:
     """A decoder (or encoder-decoder, where `encoder_layers` is not empty), one `layers` entry per layer in order.
 
@@ -213,6 +227,7 @@ class Model:
     embedding_size: int = 0
     encoder_layers: tuple[Layer, ...] = ()
     quantization: Quantization | None = None
+    vision: Vision | None = None
 
     @property
     def num_layers(self) -> int:

@@ -13,6 +13,7 @@ from .fields import Fields
 from .modules import with_schemes
 from .quantization import read_quantization
 from .recipes import RECIPES
+from .vision import read_vision
 
 FAMILIES: dict[str, Callable[[Fields], Model]] = RECIPES | {
     "axk1": sparse.axk1,
@@ -133,8 +134,9 @@ def model_from_config(config: Mapping[str, Any], name: str, where: str = "") -> 
     model = FAMILIES[SAME_TEXT.get(family, family)](fields)
     found = read_quantization(fields)
     fields.check()
-    source = f"{where}, text part" if config is not outer else where
-    model = replace(model, name=name, family=family, source=source)
+    vision = read_vision(outer, f"{where}: ")
+    source = f"{where}, text part" if config is not outer and not vision else where
+    model = replace(model, name=name, family=family, source=source, vision=vision)
     if found is None:
         return model
     quantization, rules = found

@@ -9,8 +9,9 @@ from infersim.config.plan import Plan
 from infersim.config.scenario import Scenario
 
 from .bounds import Lengths, bounds_of
+from .candidate import Candidate
 from .outlook import MOST_REQUESTS
-from .search import OVERLOAD, Candidate
+from .search import OVERLOAD
 
 MOST_GPUS = 512
 STEP = 1.5  # from a rate that is held to the next, and back
@@ -36,8 +37,7 @@ def capacity(scenario: Scenario, tell: Callable[[float, float], None]) -> dict[s
     whole = len(scenario.cluster.groups) > 1
     replicas = 1 if whole else scenario.cluster.replicas
     try:
-        bounds = bounds_of(scenario, Lengths(workload, simulation.seed))
-        c = Candidate(0, scenario, bounds, 1.0)
+        c = Candidate(0, scenario, 1.0, MOST_GPUS, bounds_of(scenario, Lengths(workload, simulation.seed)))
         most, above = _largest(c, replicas, rate, plan, tell)
     except InputError as error:
         return nothing | {"note": error.problems[0], "enough_note": ""}
@@ -56,7 +56,7 @@ def _largest(
 ) -> tuple[float, float]:
     """The largest rate that is held, and the lowest that is not; 0 if there is none. From the workload's own rate."""
     low, high, step = 0.0, 0.0, rate
-    most = replicas * c.bounds.rate
+    most = replicas * c.rate
     while not (low and high):
         tell(low, high or most)
         if c.decide(replicas, step, plan).met:
@@ -80,10 +80,10 @@ def _largest(
 
 
 def _enough(c: Candidate, rate: float, plan: Plan) -> tuple[dict[str, int] | None, str]:
-    if violated := c.bounds.violated(c.scenario.slo.limits):
+    if c.bounds and (violated := c.bounds.violated(c.scenario.slo.limits)):
         name, floor, limit = violated[0]
         return None, f"no number of these: {name} cannot be below {floor:.4g} and must be {limit:g}"
-    replicas = max(1, math.ceil(rate / c.bounds.rate))
+    replicas = max(1, math.ceil(rate / c.rate))
     while replicas * c.gpus <= plan.max_gpus:
         decision = c.decide(replicas, rate, plan)
         if decision.met:

@@ -1,7 +1,5 @@
 """The routes: vLLM's, and /simulate/* for what no engine has."""
 
-import asyncio
-import contextlib
 import itertools
 import random
 from collections.abc import Awaitable, Callable
@@ -17,14 +15,17 @@ from infersim.engine.compiled.state import REJECTION_REASONS
 from infersim.explain.summary import summarize
 from infersim.report.files import to_json
 
+from .ask import Ask
 from .exposition import exposition
-from .live import Ask, Live
+from .http import as_error, as_json, json_of, no_route, watch
+from .lifecycle import Gate, Lifecycle
+from .live import Live
+from .native import SglangReply, TokenReply, from_sglang, from_vllm
 from .outcome import result
-from .protocol import ApiError, Generation, body_of, clean_id, encode, generation_of, messages_of, prompts_of
+from .protocol import ApiError, Generation, clean_id, encode, generation_of, messages_of, prompts_of
 from .reply import Reply
 from .text import Tokenizer, names_of
 
-LARGEST_BODY = 16 * 2**20
 MOST_LIVE = 20_000  # requests at one time
 STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -39,6 +40,9 @@ class Endpoint:
         self.live, self.tokenizer, self.base_port = live, tokenizer, base_port
         self.ids = itertools.count(1)
         self.error_rate, self.error_status = 0.0, 500
+        self.replies: dict[str, Reply] = {}
+        self.gate = Gate(live)
+        self.lifecycle = Lifecycle(live, self.gate, self.replies)
         self._random = random.Random(live.scenario.simulation.seed)
         get, post = ["GET"], ["POST"]
         routes: list[tuple[str, Callable[[Request], Awaitable[Response]], list[str]]] = [
@@ -52,13 +56,18 @@ class Endpoint:
             ("/server_info", self.server_info, get),
             ("/v1/completions", self.completions, post),
             ("/v1/chat/completions", self.chat, post),
+            ("/inference/v1/generate", self.tokens, post),
+            ("/generate", self.sglang, post),
+            ("/get_server_info", self.server_info, get),
+            ("/get_model_info", self.model_info, get),
+            ("/model_info", self.model_info, get),
             ("/tokenize", self.tokenize, post),
             ("/detokenize", self.detokenize, post),
             ("/v1/completions/render", self.render, post),
             ("/v1/chat/completions/render", self.render_chat, post),
-            ("/abort_requests", self.nothing, post),
             ("/start_profile", self.nothing, post),
             ("/stop_profile", self.nothing, post),
+            *self.lifecycle.routes(),
             ("/simulate/state", self.state, get),
             ("/simulate/result", self.result, get),
             ("/simulate/crash", self.crash, post),
@@ -69,9 +78,9 @@ class Endpoint:
         self.app = Starlette(
             routes=[Route(path, handler, methods=methods) for path, handler, methods in routes],
             exception_handlers={
-                ApiError: _error,  # type: ignore[dict-item]  # a handler of one kind of error
-                404: _no_route,
-                405: _no_route,
+                ApiError: as_error,  # type: ignore[dict-item]  # a handler of one kind of error
+                404: no_route,
+                405: no_route,
             },
         )
 
@@ -92,7 +101,7 @@ class Endpoint:
 
     async def version(self, request: Request) -> Response:
         engine = self.live.deployments[self._replicas(request)[0]].engine.preset
-        return _json({"version": engine.partition("-")[2], "engine": engine, "infersim": __version__})
+        return as_json({"version": engine.partition("-")[2], "engine": engine, "infersim": __version__})
 
     async def models(self, request: Request) -> Response:
         cards = {}
@@ -108,7 +117,9 @@ class Endpoint:
                 "max_model_len": self.live.deployments[r].engine.max_model_len,
                 "permission": [],
             }
-        return _json({"object": "list", "data": list(cards.values())})
+        first = next(iter(cards.values()))
+        loras = [first | {"id": name, "root": path, "parent": first["id"]} for name, path in self.live.adapters.items()]
+        return as_json({"object": "list", "data": [*cards.values(), *loras]})
 
     async def metrics(self, request: Request) -> Response:
         self.live.now()
@@ -116,10 +127,15 @@ class Endpoint:
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def load(self, request: Request) -> Response:
-        return _json({"server_load": sum(len(self.live.rows[r]) for r in self._replicas(request))})
+        return as_json({"server_load": sum(len(self.live.rows[r]) for r in self._replicas(request))})
 
     async def server_info(self, request: Request) -> Response:
-        return _json({"scenario": self.live.scenario.resolved(), "infersim": __version__})
+        return as_json({"scenario": self.live.scenario.resolved(), "infersim": __version__})
+
+    async def model_info(self, request: Request) -> Response:
+        r = self._replicas(request)[0]
+        path = self.live.deployments[r].model.name
+        return as_json({"model_path": path, "tokenizer_path": path, "is_generation": True})
 
     async def nothing(self, request: Request) -> Response:
         return Response(status_code=200)
@@ -127,46 +143,56 @@ class Endpoint:
     # --- tokens -------------------------------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await json_of(request)
         chat = "messages" in body
         ids = messages_of(body, self.tokenizer) if chat else prompts_of(body.get("prompt"), self.tokenizer)[0]
         longest = self.live.deployments[self._replicas(request)[0]].engine.max_model_len
-        return _json({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": None})
+        return as_json({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": None})
 
     async def detokenize(self, request: Request) -> Response:
-        ids = (await _body(request)).get("tokens")
-        return _json({"prompt": self.tokenizer.decode(prompts_of(ids, self.tokenizer)[0])})
+        ids = (await json_of(request)).get("tokens")
+        return as_json({"prompt": self.tokenizer.decode(prompts_of(ids, self.tokenizer)[0])})
 
     async def render(self, request: Request) -> Response:
-        prompts = prompts_of((await _body(request)).get("prompt"), self.tokenizer)
-        return _json([{"token_ids": ids} for ids in prompts])
+        prompts = prompts_of((await json_of(request)).get("prompt"), self.tokenizer)
+        return as_json([{"token_ids": ids} for ids in prompts])
 
     async def render_chat(self, request: Request) -> Response:
-        return _json({"token_ids": messages_of(await _body(request), self.tokenizer)})
+        return as_json({"token_ids": messages_of(await json_of(request), self.tokenizer)})
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(request, chat=False)
+        return await self._generate(request, await json_of(request))
 
     async def chat(self, request: Request) -> Response:
-        return await self._generate(request, chat=True)
+        return await self._generate(request, await json_of(request), chat=True)
 
-    async def _generate(self, request: Request, chat: bool) -> Response:
+    async def tokens(self, request: Request) -> Response:
+        return await self._generate(request, from_vllm(await json_of(request)), shape=TokenReply)
+
+    async def sglang(self, request: Request) -> Response:
+        return await self._generate(request, from_sglang(await json_of(request)), shape=SglangReply)
+
+    async def _generate(
+        self, request: Request, body: dict[str, Any], chat: bool = False, shape: type[Reply] = Reply
+    ) -> Response:
         headers, kind = request.headers, "chatcmpl" if chat else "cmpl"
-        body = await _body(request)
         self._inject(headers.get("x-return-error"))
         given = clean_id(headers.get("x-request-id") or str(body.get("request_id") or ""))
         request_id = f"{kind}-{given or next(self.ids)}"
         ask = generation_of(body, chat, self.tokenizer, request_id, headers.get("x-session-id", ""))
         replicas = self._replicas(request)
-        names = {self.live.models[r] for r in replicas}
+        names = {self.live.models[r] for r in replicas} | self.live.adapters.keys()
         if ask.model and ask.model not in names:
             raise ApiError(404, f"The model `{ask.model[:200]}` does not exist.", "model")
         ask.model = ask.model or self.live.models[replicas[0]]
         if self.live.num_live + ask.n * len(ask.prompts) > MOST_LIVE:
             raise ApiError(503, f"{MOST_LIVE} requests are being served", retry_after=1)
-        reply = self._submit(ask, replicas)
+        came = await self.gate.enter(replicas)
+        reply = shape(self.live, ask, self.tokenizer)
+        self._submit(reply, replicas, came)
+        self.replies[ask.id] = reply
         return Streamed(reply, self) if ask.stream else await self._whole(reply, request)
 
     def _inject(self, header: str | None) -> None:
@@ -177,30 +203,33 @@ class Endpoint:
         if self.error_rate and self._random.random() < self.error_rate:
             raise ApiError(self.error_status, "this error was asked for by /simulate/errors", retry_after=1)
 
-    def _submit(self, ask: Generation, replicas: list[int]) -> Reply:
-        live, reply, asks = self.live, Reply(self.live, ask, self.tokenizer), []
+    def _submit(self, reply: Reply, replicas: list[int], came: float) -> None:
+        live, ask, asks = self.live, reply.ask, []
         for ids in ask.prompts:
             names, lengths = names_of(ids, ask.salt or ask.model)
             for _ in range(ask.n):
-                asks.append((ids, self._ask(ask, len(ids), replicas[0]), names, lengths))
+                asks.append((ids, self._ask(ask, len(ids), came), names, lengths))
         for ids, one, names, lengths in asks:
             one.names, one.lengths = names, lengths
             replica = replicas[0]
             if self.base_port is None and len(replicas) > 1:
-                chosen = live.choose(one, ask.model)
+                chosen = live.choose(one, self._base(ask.model))
                 replica = -1 if chosen is None else chosen
             if replica < 0 or not live.ready(replica):
                 reply.leave()
                 raise ApiError(503, "no replica is there", retry_after=1)
             choice = reply.add(ids)
             choice.row = live.submit(one, replica, reply.listener(choice))
-        return reply
 
-    def _ask(self, ask: Generation, prompt: int, replica: int) -> Ask:
+    def _base(self, model: str) -> str:
+        """The model itself, or that of an adapter: the first there is."""
+        return self.live.models[0] if model in self.live.adapters else model
+
+    def _ask(self, ask: Generation, prompt: int, came: float) -> Ask:
         longest = min(
             d.engine.max_model_len
             for d, name in zip(self.live.deployments, self.live.models, strict=True)
-            if name == ask.model
+            if name == self._base(ask.model)
         )
         most = longest - prompt if ask.max_tokens is None else ask.max_tokens
         if most < 1 or prompt + most > longest:
@@ -215,11 +244,12 @@ class Endpoint:
         else:
             exact = ask.ignore_eos or ask.min_tokens == most
             output = self.live.output_tokens(most, ask.min_tokens, exact)
-        return Ask(prompt, output, most, priority=ask.priority, session=ask.session)
+        held = came if self.gate.limit else None
+        return Ask(prompt, output, most, priority=ask.priority, session=ask.session, model=ask.model, came=held)
 
     async def _whole(self, reply: Reply, request: Request) -> Response:
         """The answer in one piece, unless the client goes away before."""
-        gone = _watch(request.receive, reply)
+        gone = watch(request.receive, reply)
         due = 0.0
         try:
             while reply.open:
@@ -229,11 +259,16 @@ class Endpoint:
                 *_, due = reply.take()
         finally:
             gone.cancel()
-            reply.leave()
+            self.leave(reply)
         self.live.clock.sent(due)
         if reply.failed:
             raise self.failure(reply)
         return Response(reply.whole(), media_type="application/json", headers={"x-request-id": reply.ask.id})
+
+    def leave(self, reply: Reply) -> None:
+        """Nobody waits for it any more."""
+        reply.leave()
+        self.replies.pop(reply.ask.id, None)
 
     def failure(self, reply: Reply) -> ApiError:
         """Why a reply cannot be given."""
@@ -262,7 +297,7 @@ class Endpoint:
                 }
             )
         counts = {"live": live.num_live, "finished": live.finished, "aborted": live.aborted}
-        return _json(
+        return as_json(
             {
                 "simulated_s": time,
                 "speed": live.clock.speed,
@@ -280,24 +315,24 @@ class Endpoint:
         return Response(to_json(summarize([found])), media_type="application/json")
 
     async def crash(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await json_of(request)
         lost = self.live.crash(self._of(body), _number(body, "duration", 0.0, 1e9, 60.0))
-        return _json({"lost": lost})
+        return as_json({"lost": lost})
 
     async def slow(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await json_of(request)
         self.live.slow(self._of(body), _number(body, "factor", 1.0, 1e6, 2.0))
-        return _json({})
+        return as_json({})
 
     async def errors(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await json_of(request)
         self.error_rate = _number(body, "rate", 0.0, 1.0, 0.0)
         self.error_status = int(_number(body, "status", 400, 599, 500))
-        return _json({"rate": self.error_rate, "status": self.error_status})
+        return as_json({"rate": self.error_rate, "status": self.error_status})
 
     async def speed(self, request: Request) -> Response:
-        self.live.change_speed(_number(await _body(request), "speed", 1e-3, 1e6, 1.0))
-        return _json({"speed": self.live.clock.speed})
+        self.live.change_speed(_number(await json_of(request), "speed", 1e-3, 1e6, 1.0))
+        return as_json({"speed": self.live.clock.speed})
 
     def _of(self, body: dict) -> int:
         return int(_number(body, "replica", 0, len(self.live.deployments) - 1, 0))
@@ -312,12 +347,12 @@ class Streamed(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         reply, clock = self.reply, self.endpoint.live.clock
-        gone = _watch(receive, reply)
+        gone = watch(receive, reply)
         try:
             await reply.wait()
             if reply.posts and reply.posts[0][3] in ("abort", "rejected"):
                 reply.take()
-                await _error(None, self.endpoint.failure(reply))(scope, receive, send)
+                await as_error(None, self.endpoint.failure(reply))(scope, receive, send)
                 return
             headers = [*STREAM, (b"x-request-id", reply.ask.id.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -337,42 +372,7 @@ class Streamed(Response):
             await send({"type": "http.response.body", "body": reply.tail(), "more_body": False})
         finally:
             gone.cancel()
-            reply.leave()
-
-
-async def _gone(receive: Any) -> None:
-    """Until the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _watch(receive: Any, reply: Reply) -> asyncio.Task:
-    """When the client goes away its reply ends."""
-
-    def leave(task: asyncio.Task) -> None:
-        if not task.cancelled():
-            reply.leave()
-            reply.wake()
-
-    task = asyncio.ensure_future(_gone(receive))
-    task.add_done_callback(leave)
-    return task
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request that is not too large."""
-    length = request.headers.get("content-length", "")
-    parts, size = [], int(length) if length.isdecimal() else 0
-    if size <= LARGEST_BODY:
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            parts.append(part)
-            if size > LARGEST_BODY:
-                break
-    if size > LARGEST_BODY:
-        raise ApiError(413, f"the body must be at most {LARGEST_BODY} bytes")
-    return body_of(b"".join(parts))
+            self.endpoint.leave(reply)
 
 
 def _number(body: dict, name: str, least: float, most: float, default: float) -> float:
@@ -380,19 +380,3 @@ def _number(body: dict, name: str, least: float, most: float, default: float) ->
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ApiError(400, f"{name} must be a number from {least:g} to {most:g} (got {str(value)[:50]})", name)
     return value
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(value), status, headers, "application/json")
-
-
-def _error(request: Request | None, error: ApiError) -> Response:
-    headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
-    return _json(error.body, error.status, headers)
-
-
-async def _no_route(request: Request, error: Any) -> Response:
-    text = "Not Found" if error.status_code == 404 else "Method Not Allowed"
-    with contextlib.suppress(AttributeError):
-        text = error.detail
-    return _json(ApiError(error.status_code, text).body, error.status_code)

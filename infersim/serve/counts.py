@@ -43,7 +43,9 @@ class Histogram:
 class Counts:
     """Of one replica. Times are simulated."""
 
-    def __init__(self, max_model_len: int):
+    def __init__(self, max_model_len: int, drafts: int):
+        self.accepted = np.zeros(drafts, "i8")
+        """drafts that were accepted, by their position; drafts: the most of a step"""
         sizes = lengths(max_model_len)
         self.prompt_tokens = self.generation_tokens = self.cached_tokens = self.queried_tokens = self.chunks = 0
         self._scheduled = 0
@@ -67,9 +69,13 @@ class Counts:
             "request_prefill_kv_computed_tokens": Histogram(sizes),
         }
 
-    def step(self, tokens: int, scheduled: int, gaps: np.ndarray, ttft: np.ndarray) -> None:
-        """A step has ended with so many output tokens. scheduled: tokens in all steps so far; gaps, ttft: f8[...] s."""
-        self.generation_tokens += tokens
+    def step(self, new: np.ndarray, begun: np.ndarray, scheduled: int, gaps: np.ndarray, ttft: np.ndarray) -> None:
+        """A step has ended. new: i4[n], output tokens of each sequence; begun: bool[n], which are its first; scheduled:
+        tokens in all steps so far; gaps, ttft: f8[...] s."""
+        self.generation_tokens += int(new.sum())
+        if len(self.accepted):
+            number = np.bincount(np.minimum(new[~begun] - 1, len(self.accepted)), minlength=len(self.accepted) + 1)
+            self.accepted += number[::-1].cumsum()[::-1][1:]
         self.chunks += len(gaps) + len(ttft)
         if len(gaps):
             self.histograms["inter_token_latency_seconds"].add(gaps)

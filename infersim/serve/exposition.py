@@ -1,7 +1,6 @@
 """/metrics: vLLM 0.33's names, and older ones beside them, as Prometheus' text. Times are simulated."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from .live import Live
 
@@ -13,10 +12,12 @@ GAUGES = {
     "engine_sleep_state": "Engine sleep state: awake, weights_offloaded, discard_all.",
     "num_requests_waiting_by_reason": "Number of requests waiting, by reason.",
     "cache_config_info": "Information of the LLMEngine CacheConfig.",
+    "lora_requests_info": "Adapters that requests run and wait for; the value is when this was (s).",
 }
 COUNTERS = {
     "num_preemptions": "Cumulative number of preemptions.",
     "prompt_tokens": "Number of prefill tokens processed.",
+    "prompt_tokens_by_source": "Prompt tokens by where their KV comes from.",
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache.",
     "generation_tokens": "Number of generation tokens processed.",
     "prefix_cache_queries": "Prefix cache queries, in tokens.",
@@ -27,12 +28,36 @@ COUNTERS = {
     "mm_cache_hits": "Multi-modal cache hits.",
     "corrupted_requests": "Requests with NaNs in logits.",
     "request_success": "Count of finished requests.",
+    "admission_rejections": "Requests that were refused because the queue was full.",
 }
 SPECULATION = {
     "spec_decode_num_drafts": "Number of spec decoding drafts.",
     "spec_decode_num_draft_tokens": "Number of draft tokens.",
     "spec_decode_num_accepted_tokens": "Number of accepted tokens.",
+    "spec_decode_num_accepted_tokens_per_pos": "Number of accepted tokens by their position in the draft.",
 }
+SGLANG_GAUGES = {
+    "num_running_reqs": "The number of running requests.",
+    "num_queue_reqs": "The number of requests in the waiting queue.",
+    "token_usage": "The share of the KV cache that is used.",
+    "num_used_tokens": "The number of tokens in the KV cache.",
+    "cache_hit_rate": "The share of prompt tokens that the prefix cache had.",
+    "cache_config_info": "Information of the KV cache.",
+}
+SGLANG_COUNTERS = {
+    "prompt_tokens": "Number of prefill tokens processed.",
+    "generation_tokens": "Number of generation tokens processed.",
+    "cached_tokens": "Number of cached prompt tokens.",
+    "num_requests": "Number of requests processed.",
+}
+SGLANG_HISTOGRAMS = {
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "inter_token_latency_seconds": "inter_token_latency_seconds",
+    "time_per_output_token_seconds": "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds": "e2e_request_latency_seconds",
+}
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""by sleep level"""
 OLD_HISTOGRAM = ("time_per_output_token_seconds", "inter_token_latency_seconds")
 
 
@@ -43,8 +68,8 @@ def _gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
     yield "num_requests_waiting", "", waiting
     yield "kv_cache_usage_perc", "", usage
     yield "gpu_cache_usage_perc", "", usage
-    for state in ("awake", "weights_offloaded", "discard_all"):
-        yield "engine_sleep_state", f',sleep_state="{state}"', float(state == "awake")
+    for number, state in enumerate(SLEEP_STATES):
+        yield "engine_sleep_state", f',sleep_state="{state}"', float(number == live.asleep)
     yield "num_requests_waiting_by_reason", ',reason="capacity"', waiting
     yield "num_requests_waiting_by_reason", ',reason="deferred"', 0
     engine, knobs = live.deployments[r].engine, live.fleet.knobs[r]
@@ -53,12 +78,19 @@ def _gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
         f',enable_prefix_caching="{bool(engine.enable_prefix_caching)}"'
     )
     yield "cache_config_info", fields, 1.0
+    if live.adapters:
+        busy = ",".join(sorted({entry.model for entry in live.rows[r].values()} & live.adapters.keys()))
+        names = f',max_lora="{len(live.adapters)}",running_lora_adapters="{busy}",waiting_lora_adapters=""'
+        yield "lora_requests_info", names, live.until
 
 
 def _counters(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
     counts, replica = live.counts[r], live.fleet.replicas[r]
     yield "num_preemptions", "", int(replica["num_preemptions"])
     yield "prompt_tokens", "", counts.prompt_tokens
+    yield "prompt_tokens_by_source", ',source="local_compute"', counts.prompt_tokens - counts.cached_tokens
+    yield "prompt_tokens_by_source", ',source="local_cache_hit"', counts.cached_tokens
+    yield "prompt_tokens_by_source", ',source="external_kv_transfer"', 0
     yield "prompt_tokens_cached", "", counts.cached_tokens
     yield "generation_tokens", "", counts.generation_tokens
     yield "prefix_cache_queries", "", counts.queried_tokens
@@ -68,52 +100,91 @@ def _counters(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
     yield "corrupted_requests", "", 0
     for reason, number in counts.finished.items():
         yield "request_success", f',finished_reason="{reason}"', number
+    yield "admission_rejections", ',reason="max_num_queued_reqs"', live.refused
+
+
+def _sglang_gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
+    (running, waiting), usage, counts = live.queues(r), live.kv_usage(r), live.counts[r]
+    blocks, size = int(live.fleet.knobs["num_gpu_blocks"][r]) - 1, int(live.fleet.knobs["block_size"][r])
+    yield "num_running_reqs", "", running
+    yield "num_queue_reqs", "", waiting
+    yield "token_usage", "", usage
+    yield "num_used_tokens", "", round(usage * blocks * size)
+    yield "cache_hit_rate", "", counts.cached_tokens / counts.queried_tokens if counts.queried_tokens else 0.0
+    yield "cache_config_info", f',page_size="{size}",num_pages="{blocks}"', 1.0
+
+
+def _sglang_counters(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
+    counts = live.counts[r]
+    yield "prompt_tokens", "", counts.prompt_tokens
+    yield "generation_tokens", "", counts.generation_tokens
+    yield "cached_tokens", "", counts.cached_tokens
+    yield "num_requests", "", sum(counts.finished.values())
 
 
 def exposition(live: Live, replicas: list[int]) -> bytes:
-    """The whole page for some replicas, whose number among them is their label `engine`."""
+    """The whole page for some replicas, whose number among them is their label `engine`; by SGLang's names for its
+    presets."""
     heads = {r: f'model_name="{live.models[r]}",engine="{e}"'.replace("\\", "\\\\") for e, r in enumerate(replicas)}
     lines: list[str] = []
-
-    def family(name: str, kind: str, text: str, rows: list[tuple[str, Any]], suffix: str = "") -> None:
-        lines.append(f"# HELP vllm:{name}{suffix} {text}\n# TYPE vllm:{name}{suffix} {kind}\n")
-        lines.extend([f"vllm:{name}{suffix}{{{labels}}} {value}\n" for labels, value in rows])
-
-    for table, source, kind, suffix in (
-        (GAUGES, _gauges, "gauge", ""),
-        (COUNTERS, _counters, "counter", "_total"),
-    ):
-        rows: dict[str, list[tuple[str, Any]]] = {name: [] for name in table}
-        for r, head in heads.items():
-            for name, more, value in source(live, r):
-                rows[name].append((head + more, value))
-        for name, text in table.items():
-            family(name, kind, text, rows[name], suffix)
+    if live.deployments[replicas[0]].engine.engine == "sglang":
+        _values(lines, live, heads, "sglang", SGLANG_GAUGES, _sglang_gauges, "gauge")
+        _values(lines, live, heads, "sglang", SGLANG_COUNTERS, _sglang_counters, "counter")
+        _histograms(lines, live, heads, "sglang", SGLANG_HISTOGRAMS)
+        return "".join(lines).encode()
+    _values(lines, live, heads, "vllm", GAUGES, _gauges, "gauge")
+    _values(lines, live, heads, "vllm", COUNTERS, _counters, "counter")
     if live.scenario.speculation:
-        columns = (lambda x: int(live.counts[x].chunks), _of(live, "num_drafts"), _of(live, "num_accepted"))
-        for (name, text), column in zip(SPECULATION.items(), columns, strict=True):
-            family(name, "counter", text, [(head, column(r)) for r, head in heads.items()], "_total")
+        _values(lines, live, heads, "vllm", SPECULATION, _speculation, "counter")
     histograms = {name: name for name in live.counts[replicas[0]].histograms}
-    histograms[OLD_HISTOGRAM[0]] = OLD_HISTOGRAM[1]
+    _histograms(lines, live, heads, "vllm", histograms | {OLD_HISTOGRAM[0]: OLD_HISTOGRAM[1]})
+    return "".join(lines).encode()
+
+
+Source = Callable[[Live, int], Iterator[tuple[str, str, float]]]
+
+
+def _values(
+    lines: list[str], live: Live, heads: dict[int, str], engine: str, table: dict[str, str], source: Source, kind: str
+) -> None:
+    """Families of one kind; one without a value yet is not there, as in vLLM."""
+    rows: dict[str, list[str]] = {name: [] for name in table}
+    suffix = "_total" if kind == "counter" else ""
+    for r, head in heads.items():
+        for name, more, value in source(live, r):
+            rows[name].append(f"{engine}:{name}{suffix}{{{head}{more}}} {value}\n")
+    for name, text in table.items():
+        if rows[name]:
+            lines.append(f"# HELP {engine}:{name}{suffix} {text}\n# TYPE {engine}:{name}{suffix} {kind}\n")
+            lines.extend(rows[name])
+
+
+def _histograms(lines: list[str], live: Live, heads: dict[int, str], engine: str, histograms: dict[str, str]) -> None:
+    """Histograms by their name, each from a histogram of `counts`."""
     for name, source_name in histograms.items():
-        lines.append(f"# HELP vllm:{name} Histogram of {source_name}.\n# TYPE vllm:{name} histogram\n")
+        full = f"{engine}:{name}"
+        lines.append(f"# HELP {full} Histogram of {source_name}.\n# TYPE {full} histogram\n")
         for r, head in heads.items():
             h = live.counts[r].histograms[source_name]
             running = h.counts.cumsum().tolist()
             lines.extend(
                 [
-                    f'vllm:{name}_bucket{{{head},le="{bound:.1f}"}} {total}\n'
+                    f'{full}_bucket{{{head},le="{bound:.1f}"}} {total}\n'
                     if bound == int(bound)
-                    else f'vllm:{name}_bucket{{{head},le="{bound}"}} {total}\n'
+                    else f'{full}_bucket{{{head},le="{bound}"}} {total}\n'
                     for bound, total in zip(h.bounds, running, strict=False)
                 ]
             )
             lines.append(
-                f'vllm:{name}_bucket{{{head},le="+Inf"}} {running[-1]}\n'
-                f"vllm:{name}_count{{{head}}} {running[-1]}\nvllm:{name}_sum{{{head}}} {h.sum}\n"
+                f'{full}_bucket{{{head},le="+Inf"}} {running[-1]}\n'
+                f"{full}_count{{{head}}} {running[-1]}\n{full}_sum{{{head}}} {h.sum}\n"
             )
-    return "".join(lines).encode()
 
 
-def _of(live: Live, name: str) -> Any:
-    return lambda r: int(live.fleet.replicas[name][r])
+def _speculation(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
+    counts, replica = live.counts[r], live.fleet.replicas[r]
+    yield "spec_decode_num_drafts", "", counts.chunks
+    yield "spec_decode_num_draft_tokens", "", int(replica["num_drafts"])
+    yield "spec_decode_num_accepted_tokens", "", int(replica["num_accepted"])
+    for position, number in enumerate(counts.accepted.tolist()):
+        yield "spec_decode_num_accepted_tokens_per_pos", f',position="{position}"', number

@@ -3,8 +3,7 @@
 import asyncio
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,38 +22,14 @@ from infersim.workload.draws import generator
 from infersim.workload.lengths import draw_lengths
 from infersim.workload.requests import Requests
 
+from .ask import Ask, Row
 from .clock import Clock
 from .counts import Counts
 
 EVENTS = PREFILL_DONE | FINISHED | TURNED_AWAY
 CHUNK = 4096  # draws made at a time
+MANY = 10**9
 PATIENCE = 0.005  # wall s of catching up before sockets have their turn
-
-
-@dataclass
-class Row:
-    """One sequence that is being generated: a row of the fleet. `push(n, due, finished)` is told what became of it."""
-
-    row: int
-    replica: int
-    push: Callable[[int, float, str | None], None]
-    """n new tokens, due at a simulated time; "length" or "stop" with the last ones, "abort" if lost, else None"""
-    last: str
-    """why it will have finished"""
-
-
-@dataclass
-class Ask:
-    """What a client asks of the engine."""
-
-    prompt_tokens: int
-    output_tokens: int
-    max_tokens: int
-    names: Sequence[int] = ()
-    lengths: Sequence[int] = ()
-    """of the segments that its prompt is made of"""
-    priority: int = 0
-    session: str = ""
 
 
 class Live:
@@ -99,7 +74,12 @@ class Live:
         self._posted = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
-        self.counts = [Counts(deployment.engine.max_model_len) for deployment in self.deployments]
+        drafts = scenario.speculation.depth if scenario.speculation else 0
+        self.counts = [Counts(deployment.engine.max_model_len, drafts) for deployment in self.deployments]
+        self.adapters: dict[str, str] = {}
+        """LoRA adapters that were loaded: name -> path; they cost no time and no memory here"""
+        self.asleep = self.refused = 0
+        """sleep level of all replicas; requests that were refused because the queue was full"""
         self.down: dict[int, float] = {}
         """replicas that are not there, and when they will be (simulated s)"""
         self._outputs: list[int] = []
@@ -109,6 +89,10 @@ class Live:
         self._random = generator(scenario.simulation.seed, "output_tokens")
         self._sessions: dict[str, int] = {}
         self.lost_rows: list[int] = []
+        self.came: dict[int, float] = {}
+        """of rows that the front door held back: when their request came (simulated s)"""
+        self.freed: Callable[[], None] = lambda: None
+        """is told when requests have ended"""
         self.aborted = self.finished = 0
         self.pools = {name: self._router(name, sites) for name in dict.fromkeys(self.models)}
 
@@ -157,8 +141,10 @@ class Live:
         row = self._add(ask)
         fleet.send(row, replica, time)
         assert row == first
+        if ask.came is not None:
+            self.came[row] = ask.came
         finish = "stop" if ask.output_tokens < ask.max_tokens else "length"
-        entry = self.rows[replica][row] = Row(row, replica, push, finish)
+        entry = self.rows[replica][row] = Row(row, replica, push, finish, ask.model)
         self._arrays[replica] = None
         self._wake()
         return entry
@@ -168,8 +154,10 @@ class Live:
         router = self.pools[model]
         members: np.ndarray = router.members  # type: ignore[attr-defined]
         allowed = None
-        if self.down:
-            allowed = np.array([self.ready(r) for r in members.tolist()])
+        limit = self.scenario.cluster.admission
+        if self.down or limit:
+            full = limit.max_outstanding if limit else MANY
+            allowed = np.array([self.ready(r) and len(self.rows[r]) < full for r in members.tolist()])
             if not allowed.any():
                 return None
             allowed = None if allowed.all() else allowed
@@ -224,6 +212,7 @@ class Live:
         if self.fleet.abort(entry.row, self.now()):
             self.aborted += 1
             self.counts[entry.replica].end(self.fleet.requests[entry.row], "abort")
+        self.freed()
         self._wake()
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -241,10 +230,19 @@ class Live:
         for entry in lost:
             self.counts[replica].end(self.fleet.requests[entry.row], "error")
             entry.push(0, time, "abort")
+        self.freed()
         router = self.pools[self.models[replica]]
         router.forget(int(np.flatnonzero(router.members == replica)[0]))  # type: ignore[attr-defined]
         self._wake()
         return len(lost)
+
+    def forget(self) -> None:
+        """Prefix caches of replicas without requests are empty from now on."""
+        time = self.now()
+        for replica, rows in enumerate(self.rows):
+            if not rows:
+                self.fleet.fail(replica, time)
+                self._ends[replica] = self.fleet.replicas["last_end"][replica]
 
     def slow(self, replica: int, factor: float) -> None:
         """Its steps take so many times as long from the next one on."""
@@ -318,6 +316,8 @@ class Live:
                 self._arrays[replica] = None
                 self.counts[replica].end(requests[row], "error")
                 self._push(self.until, [(entry, 0, "rejected")])
+        if len(ended):
+            self.freed()
 
     def _post(self, r: int, end: float, gone: set[int]) -> None:
         rows = self._arrays[r]
@@ -335,7 +335,7 @@ class Live:
         last, self._last[rows] = self._last[rows], end
         arrival = requests["sent"][rows]
         scheduled = int(self.fleet.replicas["num_scheduled_tokens"][r])
-        self.counts[r].step(int(new.sum()), scheduled, (end - last)[~begun], (end - arrival)[begun])
+        self.counts[r].step(new, begun, scheduled, (end - last)[~begun], (end - arrival)[begun])
         mine, posts = self.rows[r], list[tuple[Row, int, str | None]]()
         for row, n in zip(rows.tolist(), new.tolist(), strict=True):
             if row in gone and requests["status"][row] == COMPLETED:
@@ -381,7 +381,7 @@ class Live:
 def _refuse(scenario: Scenario) -> None:
     """InputError for what only a run can have."""
     cluster, problems = scenario.cluster, []
-    for name in ("prefill", "encode", "autoscaler", "admission"):
+    for name in ("prefill", "encode", "autoscaler"):
         if getattr(cluster, name) is not None:
             problems.append(f"cluster.{name}: is not served; must be left out, or use `infersim run`")
     if cluster.failures:

@@ -21,6 +21,7 @@ def traffic(live: Live) -> tuple[np.ndarray, Requests]:
     fleet = live.fleet
     rows = np.flatnonzero(fleet.requests["replica"] >= 0)
     records = fleet.requests[rows]
+    arrival = np.array([live.came.get(row, at) for row, at in zip(rows.tolist(), records["arrival"], strict=True)])
     counts = records["num_segments"].astype("i8")
     offsets = np.concatenate(([0], np.cumsum(counts)))
     take = np.repeat(records["first_segment"] - offsets[:-1], counts) + np.arange(offsets[-1])
@@ -28,7 +29,7 @@ def traffic(live: Live) -> tuple[np.ndarray, Requests]:
     cut = records["status"] == ABORTED
     outputs = np.where(cut, np.maximum(records["num_output_tokens"], 1), records["stop_tokens"])
     return rows, Requests(
-        records["arrival"].copy(),
+        arrival,
         records["prompt_tokens"].copy(),
         outputs.astype("i4"),
         np.arange(len(rows)),
@@ -46,6 +47,7 @@ def result(live: Live) -> Result | None:
     if not len(rows):
         return None
     records = live.fleet.requests[rows]
+    records["arrival"] = requests.arrival
     ended = records["status"] == ABORTED
     lost = np.isin(rows, live.lost_rows)
     records["status"][ended] = np.where(lost[ended], LOST, TIMED_OUT)

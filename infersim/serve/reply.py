@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from .live import Live, Row
+from .ask import Row
+from .live import Live
 from .protocol import Generation, encode
 from .text import Tokenizer
 
@@ -69,6 +70,14 @@ class Reply:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def cancel(self) -> None:
+        """The server ends it: what there is of each choice is its answer, which finished with abort."""
+        for choice in self.choices:
+            if choice.row is not None and choice.finish is None:
+                self.live.abort(choice.row)
+                self.posts.append((choice, 0, self.live.until, "cancelled"))
+        self.wake()
+
     def leave(self) -> None:
         """The client has gone."""
         self.gone = True
@@ -89,12 +98,13 @@ class Reply:
         if finish in ("abort", "rejected"):
             self.failed, self.open = finish, 0
             return choice, 0, due
-        if not choice.tokens:
+        if not choice.tokens and n:
             choice.first = due
         choice.tokens += n
         choice.last = due
         if finish is not None:
-            choice.finish = "tool_calls" if self.ask.tool else finish
+            ended = "abort" if finish == "cancelled" else finish
+            choice.finish = "tool_calls" if self.ask.tool and ended != "abort" else ended
             self.open -= 1
         return choice, n, due
 

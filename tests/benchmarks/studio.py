@@ -39,6 +39,7 @@ MOVE = """new Promise((done) => {
   const slider = document.querySelector('[data-key="%s"] input[type=range]');
   slider.value = %d;
   slider.dispatchEvent(new Event("input", { bubbles: true }));
+  if (!page.waiting) done(null);  // it stands there already
 })"""
 KEYS = ("workload.request_rate", "workload.output_tokens.lognormal.mean", "workload.input_tokens.lognormal.mean",
         "engine.max_num_seqs", "engine.gpu_memory_utilization")  # fmt: skip
@@ -52,7 +53,7 @@ def latencies(page: Page, address: str, moves: int) -> list[float]:
     for _ in range(moves):
         key, at = draw.choice(KEYS), draw.randint(450, 800)
         found.append(page.run(MOVE % (key, at)))
-    return found
+    return [ms for ms in found if ms is not None]
 
 
 def main() -> None:

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from infersim.config.errors import InputError
 from infersim.config.precision import FORMATS, KV_FORMATS
+from infersim.config.prices import PriceKind
 from infersim.config.resources import names
 from infersim.config.scenario import Scenario
 from infersim.config.workload import Length
@@ -289,7 +290,7 @@ def _slo() -> list[Control | Form]:
 
 
 def _device(scenario: Scenario) -> list[Control | Form]:
-    found: list[Control | Form] = [
+    return [
         Control("model", "Model", "text", about="a name of the catalogue, or the path of a config.json"),
         Control(
             "hardware",
@@ -301,14 +302,8 @@ def _device(scenario: Scenario) -> list[Control | Form]:
         Control("parallelism.pipeline", "Pipeline stages", "choice", choices=POWERS),
         Control("parallelism.attention_data", "Data-parallel attention", "choice", choices=POWERS),
         Control("parallelism.expert", "Expert parallel", "choice", choices=POWERS),
+        Control("prices.kind", "Prices", "choice", choices=get_args(PriceKind), about="quotes of one kind"),
     ]
-    if scenario.hardware.price:
-        for end in ("low", "high"):
-            found.append(
-                Control(f"hardware.price.{end}", f"Price, {end} end", low=0.05, high=20, log=True, whole=False,
-                        unit="USD per GPU and hour")
-            )  # fmt: skip
-    return found
 
 
 def _cluster(scenario: Scenario) -> list[Control | Form]:

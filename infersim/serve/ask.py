@@ -1,0 +1,35 @@
+"""What clients ask of the engine, and what has become of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class Row:
+    """One sequence that is being generated: a row of the fleet. `push(n, due, finished)` is told what became of it."""
+
+    row: int
+    replica: int
+    push: Callable[[int, float, str | None], None]
+    """n new tokens, due at a simulated time; "length" or "stop" with the last ones, "abort" if lost, else None"""
+    last: str
+    """why it will have finished"""
+    model: str = ""
+    """what it asked for: a model or an adapter"""
+
+
+@dataclass
+class Ask:
+    """What a client asks of the engine."""
+
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    names: Sequence[int] = ()
+    lengths: Sequence[int] = ()
+    """of the segments that its prompt is made of"""
+    priority: int = 0
+    session: str = ""
+    model: str = ""
+    came: float | None = None
+    """when it came to the front door, if that held it back (simulated s)"""
