@@ -338,6 +338,46 @@ def test_a_full_queue_refuses_the_least_urgent():
     assert r["last_token"][[0, 2, 4]].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("limit", "answered"),
+    [
+        ({"max_num_queued_reqs": 2}, 2),
+        ({"max_num_queued_reqs": 0}, 0),
+        ({"max_num_queued_tokens": 3}, 2),  # 0, then 2 prompt tokens are there; the third finds 4
+        ({"max_num_queued_tokens": 5}, 3),
+        ({"max_num_queued_reqs": 9, "max_num_queued_tokens": 99}, 5),
+    ],
+)
+def test_a_replica_refuses_what_is_too_much_for_it(limit, answered):
+    """Five prompts of two tokens at once, one request a second: as many are answered as vLLM's API server lets in."""
+    r = serve_all({"replicas": 1, "admission": limit}, [server()], requests_of(np.zeros(5), 2)).requests
+    assert (r["status"] == state.COMPLETED).tolist() == [True] * answered + [False] * (5 - answered)
+    assert r["last_token"][:answered].tolist() == list(range(1, answered + 1))
+
+
+def test_a_request_with_its_first_token_is_no_longer_queued_and_a_refused_one_comes_back():
+    """The second finds two tokens in prefill; tried again after a second it finds none, though the first still runs."""
+    cluster = {"replicas": 1, "admission": {"max_num_queued_tokens": 2}}
+    served = serve_all(cluster, [server(batch=2)], requests_of([0.0, 0.5], 2, 4), retries=1, backoff=1.0)
+    assert (served.requests["status"] == state.COMPLETED).all()
+    assert served.requests["scheduled"].tolist() == [0.0, 2.0]
+
+
+def test_a_limit_on_ttft_sheds_load():
+    """Twice the load: with max_num_queued_tokens of 0.5 s of prefill what is served is served soon."""
+    slow = {"num_requests": 300, "request_rate": 30, "input_tokens": 4000, "output_tokens": 1}
+    whole = run(scenario_of({"replicas": 1}, **slow))[0]
+    rate = 4000 * whole.completed.sum() / (whole.requests["last_token"].max() - whole.requests["arrival"].min())
+    limit = {"max_num_queued_tokens": int(0.5 * rate)}
+    (shed,) = run(scenario_of({"replicas": 1, "admission": limit}, **slow))
+    ttft = [np.quantile((each.requests["first_token"] - each.requests["arrival"])[each.completed], 0.99)
+            for each in (whole, shed)]  # fmt: skip
+    assert ttft[1] < 1 < ttft[0]
+    assert 0 < shed.completed.sum() < 300
+    texts = {str(each) for column in shed.columns().values() for each in column if "HTTP" in str(each)}
+    assert texts == {"a replica had max_num_queued_reqs or max_num_queued_tokens (HTTP 503)"}
+
+
 def test_clients_give_up_at_their_timeout():
     """A server that takes 10 s a request, one each 5 s: nobody is answered later than 15 s after sending."""
     r = serve_all({"replicas": 1}, [server()], requests_of(np.arange(0, 500, 5.0), 1, 10), timeout=15.0).requests

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config.cluster import Cluster, EncodePool
+from ..config.cluster import Admission, Cluster, EncodePool
 from ..config.cluster import Router as RouterSpec
 from ..engine.compiled.state import (
     COMPLETED,
@@ -113,7 +113,7 @@ class Front:
             if name not in ("prefill", "encode"):
                 by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
         router = spec.decode.router if spec.decode else spec.router
-        limit = spec.admission.max_outstanding if spec.admission else 0
+        limit = (spec.admission.max_outstanding or 0) if spec.admission else 0
         self.pools = [self.make_pool(router, members, limit) for members in by_model.values()]
         self.which = pools_of(requests, sites).tolist()
         """the number of each request's pool"""
@@ -304,8 +304,29 @@ class Front:
             self.dispatch(i, allowed, time)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
-        """A replica gets request i."""
-        self.deliver(i, self.row[i], self.pool_of_request(i).choose(i, allowed), time)
+        """A replica gets request i, or refuses it."""
+        pool = self.pool_of_request(i)
+        replica = pool.choose(i, allowed)
+        if self.spec.admission and self._is_too_much(pool, replica, self.spec.admission):
+            pool.take_back(replica)
+            self.token[i] += 1
+            self.refused.add(i)
+            self._fail(i, REJECTED, time)
+        else:
+            self.deliver(i, self.row[i], replica, time)
+
+    def _is_too_much(self, pool: Pool, replica: int, limits: Admission) -> bool:
+        """Whether the replica's API server answers 503 to one request more, which is counted already (vLLM 0.32,
+        AsyncLLM.check_admission)."""
+        if limits.max_num_queued_reqs is not None and pool.in_flight(replica) > limits.max_num_queued_reqs:
+            return True
+        if limits.max_num_queued_tokens is None:
+            return False
+        requests = self.fleet.requests
+        rows = np.array(self.row)
+        there = (requests["replica"][rows] == replica) & (requests["status"][rows] < COMPLETED)
+        there &= requests["first_token"][rows] < 0
+        return int(requests["prompt_tokens"][rows][there].sum()) >= limits.max_num_queued_tokens
 
     def deliver(self, i: int, row: int, replica: int, time: float) -> None:
         """A replica gets a row of request i, as soon as it has the adapter that it needs."""

@@ -101,6 +101,14 @@ class Pool:
         """The router's replica for request i."""
         return self.members[self.router.choose(i, allowed)]
 
+    def in_flight(self, replica: int) -> int:
+        """Requests sent there and not finished."""
+        return int(self.router.signals.in_flight[self.place[replica]])
+
+    def take_back(self, replica: int) -> None:
+        """The request that was just sent there was refused."""
+        self.router.signals.routed[self.place[replica]] -= 1
+
     def become(self, replica: int, state: int, time: float) -> None:
         """A replica changes its state."""
         r = self.place[replica]

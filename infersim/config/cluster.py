@@ -219,12 +219,31 @@ class Transfer(Description):
 
 
 class Admission(Description):
-    """The front door holds requests back while every replica has enough of them."""
+    """The front door holds requests back while every replica has enough of them; replicas refuse what is too much for
+    them (HTTP 503), which clients may try again."""
 
-    max_outstanding: Count
+    max_outstanding: Count | None = None
     """most requests in a replica; further ones wait at the front door, lowest priority number first"""
     max_queue: CountOrZero | None = None
     """most requests that wait at the front door for a model; above it the least urgent is refused; default: no limit"""
+    max_num_queued_reqs: CountOrZero | None = None
+    """most requests in a replica, waiting or running; it refuses a further one (vLLM 0.32); default: no limit"""
+    max_num_queued_tokens: CountOrZero | None = None
+    """prompt tokens of a replica's requests without a first token, from which on it refuses a further request (vLLM
+    0.32: TTFT wanted x prefill throughput); default: no limit"""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether replicas refuse requests by themselves."""
+        return self.max_num_queued_reqs is not None or self.max_num_queued_tokens is not None
+
+    @model_validator(mode="after")
+    def _some(self) -> "Admission":
+        if self.max_outstanding is None and not self.refuses:
+            raise ValueError("must give max_outstanding, max_num_queued_reqs or max_num_queued_tokens")
+        if self.max_queue is not None and self.max_outstanding is None:
+            raise ValueError("max_queue: nothing waits at the front door without max_outstanding; must be null")
+        return self
 
 
 class Failure(Description):
@@ -303,6 +322,8 @@ class Cluster(Description):
             raise ValueError("transfer: missing; prefill, decode and encode need it")
         if self.transfer and not (self.prefill or self.encode):
             raise ValueError("transfer: is for prefill and decode, or for encode; give them or remove it")
+        if (self.prefill or self.encode) and self.admission and self.admission.refuses:
+            raise ValueError("admission: max_num_queued_reqs and max_num_queued_tokens are not modelled with pools")
         if self.prefill and self.kinds:
             raise ValueError("kinds: must not be given with prefill and decode, which are kinds themselves")
         if self.prefill and self.router != Router():

@@ -10,7 +10,7 @@ import numpy as np
 
 from infersim import __version__
 from infersim.config.workload import MaxTokensFactor
-from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED, REJECTION_REASONS, RESOURCES
+from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED, RESOURCES
 from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.conservation import check_conservation
 from infersim.metrics.latency import count, measure
@@ -296,7 +296,7 @@ def _assumed(result: Result) -> list[str]:
     if result.num_sequences > 1:
         lines.append(_use_of_groups(result))
     reasons = Counter(r["reason"][r["status"] == REJECTED].tolist())
-    lines += [f"{n:,} requests rejected: {REJECTION_REASONS[code]}" for code, n in sorted(reasons.items())]
+    lines += [f"{n:,} requests rejected: {result.rejection_reasons[code]}" for code, n in sorted(reasons.items())]
     lines += result.notes
     if result.warmup:
         before = int((r["sent"] < result.warmup).sum())

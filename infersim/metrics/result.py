@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, REJECTION_REASONS, TIMED_OUT
+from infersim.engine.compiled.state import COMPLETED, LOST, QUEUE_FULL, REJECTED, REJECTION_REASONS, TIMED_OUT
 from infersim.engine.replica import ReplicaSpec
 
 from .replicas import Replicas
@@ -131,11 +131,19 @@ class Result:
         """bool[n]: the requests that metrics are about, completed and sent after the warm-up."""
         return self.completed & (self.requests["sent"] >= self.warmup)
 
+    @property
+    def rejection_reasons(self) -> dict[int, str]:
+        """Words of the records' reasons: without a queue at the front door it was a replica that refused."""
+        admission = self.scenario.cluster.admission
+        if admission is None or admission.max_outstanding is not None:
+            return REJECTION_REASONS
+        return REJECTION_REASONS | {QUEUE_FULL: "a replica had max_num_queued_reqs or max_num_queued_tokens (HTTP 503)"}
+
     def columns(self) -> dict[str, np.ndarray]:
         """One row per request, as written to requests.csv; NaN where something never happened."""
         r = self.requests
         tenants = self.scenario.workload.tenants or {}
-        reasons = np.array(["", *REJECTION_REASONS.values()])  # reasons are numbered from 1
+        reasons = np.array(["", *self.rejection_reasons.values()])  # reasons are numbered from 1
         status = np.full(len(r), "unfinished")
         for code, name in ((COMPLETED, "completed"), (REJECTED, "rejected"), (TIMED_OUT, "timed_out"), (LOST, "lost")):
             status[r["status"] == code] = name

@@ -48,9 +48,10 @@ class Gate:
         return came
 
     def _room(self, replicas: list[int]) -> bool:
-        assert self.limit is not None
-        held = sum(min(len(self.live.rows[r]), self.limit.max_outstanding) for r in replicas if self.live.ready(r))
-        there = sum(self.limit.max_outstanding for r in replicas if self.live.ready(r))
+        assert self.limit is not None and self.limit.max_outstanding is not None  # checked by Live
+        most = self.limit.max_outstanding
+        held = sum(min(len(self.live.rows[r]), most) for r in replicas if self.live.ready(r))
+        there = sum(most for r in replicas if self.live.ready(r))
         return held + self.granted < there
 
     def next(self) -> None:

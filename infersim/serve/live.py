@@ -156,7 +156,7 @@ class Live:
         allowed = None
         limit = self.scenario.cluster.admission
         if self.down or limit:
-            full = limit.max_outstanding if limit else MANY
+            full = (limit.max_outstanding if limit else None) or MANY
             allowed = np.array([self.ready(r) and len(self.rows[r]) < full for r in members.tolist()])
             if not allowed.any():
                 return None
@@ -384,6 +384,10 @@ def _refuse(scenario: Scenario) -> None:
     for name in ("prefill", "encode", "autoscaler"):
         if getattr(cluster, name) is not None:
             problems.append(f"cluster.{name}: is not served; must be left out, or use `infersim run`")
+    if cluster.admission and cluster.admission.refuses:
+        problems.append(
+            "cluster.admission: max_num_queued_reqs and max_num_queued_tokens are not served; leave them out"
+        )
     if cluster.failures:
         problems.append("cluster.failures: are not served; must be left out: POST /simulate/crash and /simulate/slow")
     if any(kind.autoscaler for kind in cluster.kinds or ()):
