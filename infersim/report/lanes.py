@@ -3,11 +3,11 @@
 from html import escape
 
 from .parts import shown
-from .svg import LEFT, RIGHT, WIDTH, axis, picture, short
+from .svg import LEFT, RIGHT, axis, picture, short
 
 PHASES = (("waiting", 1), ("prefill", 3), ("decode", 0))
 """what a bar's parts are, and their colours"""
-TOP, TALLEST, LANE = 22, 260, 12
+WIDTH, TOP, TALLEST, LANE = 960, 22, 340, 13
 
 
 def lanes(title: str, bars: dict[str, list]) -> str:
@@ -66,7 +66,7 @@ def lanes(title: str, bars: dict[str, list]) -> str:
         y = TOP + step * (count_shown - 0.5) + 4
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y:.1f}" text-anchor="end">{count_shown}</text>')
     about = f"{len(titles):,} requests over {shown(end - start)} s; at most {count:,} are in the system at one time."
-    return picture(title, about, "".join([*parts, *titles]), int(height + 36))
+    return picture(title, about, "".join([*parts, *titles]), int(height + 36), width=WIDTH)
 
 
 def _words(bars: dict[str, list], i: int, moments: list[float | None]) -> str:

@@ -251,24 +251,27 @@ def _word(value: Any) -> Any:
 
 def plan_section(document: dict[str, Any]) -> dict[str, Any]:
     """A plan's candidates as rows: what was tried, whether it holds, what it costs."""
-    rows = []
+    rows, asked = [], document["request_rate"]
     for trial in document["simulated_candidates"]:
         deployment = trial["deployment"]
         for rate in trial["rates"]:
-            sizes = deployment["parallelism"]
-            parallel = " x ".join(f"{key} {n}" for key, n in sizes.items() if key in PARALLEL and n > 1) or "one GPU"
-            usd = rate["usd_per_hour"]
+            if asked is not None and rate["rate"] != asked:
+                continue
+            sizes, usd = deployment["parallelism"], rate["usd_per_hour"]
+            division = " x ".join(f"{key} {n}" for key, n in sizes.items() if key in PARALLEL and n > 1)
+            held = [x["rate"] for x in trial["rates"] if x["replicas"] == rate["replicas"] and x["state"] == "met"]
             rows.append(
                 {
                     "hardware": deployment["hardware"],
-                    "parallel": parallel,
+                    "parallel": division or "one GPU",
                     "replicas": rate["replicas"],
                     "gpus": rate["gpus"],
-                    "rate": shown(rate["rate"]),
+                    "rate": shown(max(held)) if held else "–",
                     "usd": span(usd, "") if usd else "–",
                     "usd_value": sum(usd) / 2 if usd else "",
-                    "limits": ", ".join(f"{name} {shown(value)}" for name, value in rate["limits"].items()),
-                    "tightest": f"{100 * rate['tightest']:.3g}",
+                    "limits": ", ".join(f"{limit_words(x)} {shown(value)}" for x, value in rate["limits"].items()),
+                    "tightest": f"{100 * rate['tightest']:,.0f}",
+                    "tightest_value": rate["tightest"],
                     "state": "saturated" if rate["saturated"] else rate["state"],
                     "load": {
                         "hardware": deployment["hardware"],
@@ -300,8 +303,9 @@ def _deployment(answer: dict[str, Any]) -> str:
     return f"{found['replicas']} x {each} {found['hardware']}, up to {most} requests/s"
 
 
-def measured_section(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """Measured runs against the prediction for the same requests. documents: calibration.validation's."""
+def measured_section(documents: list[dict[str, Any]], curve: dict[str, Any]) -> dict[str, Any]:
+    """Measured runs against the prediction for the same requests, and on the load curve. documents:
+    calibration.validation's; curve: planning.outlook's."""
     tables, notes = [], []
     for document in documents:
         rows = [
@@ -309,10 +313,24 @@ def measured_section(documents: list[dict[str, Any]]) -> dict[str, Any]:
             for name, error in document["errors"].items()
             if name.split("_")[0] in ("mean", "median", "p99", "request", "output")
         ]
-        tables.append(
-            table(f"{document['where']}: measured and predicted", ["metric", "measured", "predicted", "% off"], rows)
-        )
+        words = f"{document['where']}: measured and predicted"
+        tables.append(table(words, ["metric", "measured", "predicted", "% off"], rows))
         if document["points_to"]:
             notes.append(f"{document['where']} points to {document['points_to']}")
         notes += document["notes"]
-    return {"id": "measured", "title": "Measured", "tables": tables, "notes": notes}
+    charts = [_measured_chart(documents, curve["points"], metric) for metric in ("ttft", "tpot")]
+    return {"id": "measured", "title": "Measured and predicted", "tables": tables, "notes": notes, "charts": charts}
+
+
+def _measured_chart(documents: list[dict[str, Any]], points: list[dict[str, Any]], metric: str) -> dict[str, Any]:
+    name, words = f"p99_{metric}_ms", f"{WORDS[metric]} p99 against output tokens per second"
+    errors = [document["errors"] for document in documents]
+    known = [each for each in errors if name in each and "output_throughput" in each]
+    x, y = ([each[key]["measured"] for each in known] for key in ("output_throughput", name))
+    throughput = [point["metrics"]["output_throughput"] for point in points]
+    series = [
+        Series("predicted at other loads", throughput, [point["metrics"][name] for point in points]),
+        Series("measured", x, y, True),
+    ]
+    about = "The measured run beside the curve of the scenario."
+    return {"title": words, "svg": chart(words, about, series, "output tokens/s", "ms", y_log=True)}

@@ -254,11 +254,11 @@ def bars(title: str, about: str, parts: Sequence[tuple[str, float]], unit: str) 
     return picture(title, about, "".join(drawn), bottom + 4)
 
 
-def picture(title: str, about: str, body: str, bottom: int, top: int = 0) -> str:
+def picture(title: str, about: str, body: str, bottom: int, top: int = 0, width: int = WIDTH) -> str:
     """An SVG of the chart's width around a body: its title and what is to be seen are for those who cannot see it."""
     name = f"chart-{next(counter)}"
     return (
-        f'<svg viewBox="0 {top} {WIDTH} {bottom - top}" role="img" aria-labelledby="{name}-t {name}-d">'
+        f'<svg viewBox="0 {top} {width} {bottom - top}" role="img" aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(about)}</desc>{body}</svg>'
     )
 

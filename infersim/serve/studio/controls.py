@@ -248,7 +248,7 @@ def _lengths(scenario: Scenario) -> list[Control | Form]:
             now = next(words for field, words in kinds.items() if getattr(length, field) is not None)
         if now == "quantiles":
             ways["quantiles"] = []
-        found.append(Form(f"{key}.form", f"{words} lengths", ways, now, "how long each is"))
+        found.append(Form(f"{key}.form", f"{words} lengths", ways, now))
         tokens = Control("", "", low=1, high=most, log=True, unit="tokens")
         if now == "fixed":
             found.append(replace(tokens, key=key, label=f"{words} length"))

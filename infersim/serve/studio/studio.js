@@ -253,6 +253,12 @@ addEventListener("hashchange", () => { if (location.hash.startsWith("#scenario="
 // --- plan ---------------------------------------------------------------------------------------------------------------------
 
 let search = null;
+function chosen() {
+  const names = [...document.querySelectorAll("#plan-form [name=hardware]:checked")].map((box) => box.value);
+  document.querySelector("#plan-form summary").textContent = `Hardware: ${names.join(", ") || "none chosen"}`;
+}
+$("plan-form").addEventListener("change", chosen);
+chosen();
 $("plan-cancel").addEventListener("click", () => search?.abort());
 $("plan-form").addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -290,7 +296,7 @@ function candidates(plan) {
     };
     cell(row.hardware); cell(row.parallel); cell(row.replicas, row.replicas, "n"); cell(row.gpus, row.gpus, "n");
     cell(row.rate, row.rate, "n"); cell(row.usd, row.usd_value, "n"); cell(row.state, row.state, row.state === "met" ? "met" : "");
-    cell(row.tightest, row.tightest, "n"); cell(row.limits);
+    cell(row.tightest, row.tightest_value, "n"); cell(row.limits, row.limits, "limits");
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Load";

@@ -189,9 +189,11 @@ def _compared(say: Say, scenario: Scenario, pinned: Scenario) -> dict[str, Any] 
         )
         return None
     sections = why_sections(document)
+    sections[0] |= {"id": "compare", "title": "B against A"}
     say({"parts": {"compare": "".join(piece(section, f"compare-{i}") for i, section in enumerate(sections))}})
-    first = document["variants"][0]
-    return {"metrics": first["answer"]["metrics"], "cost": first["cost"]}
+    first = run(pinned)
+    metrics = summarize(first)["metrics"]
+    return {"metrics": metrics, "cost": finite(cost_of(first[0], metrics))}
 
 
 def report(say: Say, text: str, near: Path | None) -> None:
@@ -237,7 +239,9 @@ def measured(say: Say, text: str, near: Path | None, name: str, content: str) ->
             raise InputError(problem.replace(str(path), name) for problem in error.problems) from None
     for document in documents:
         document["where"] = name
-    say({"parts": {"measured": piece(measured_section(documents), "measured")}, "done": True})
+    say({"progress": "other loads"})
+    curve = load_curve(scenario)
+    say({"parts": {"measured": piece(measured_section(documents, curve), "measured")}, "done": True})
 
 
 JOBS: dict[str, Callable[..., None]] = {"refine": refine, "report": report, "plan": plan, "measured": measured}
