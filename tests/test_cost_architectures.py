@@ -79,6 +79,33 @@ def test_an_indexer_bounds_what_attention_sees():
     assert step(60000) - step(2048) < 0.5 * (whole - price(dense, [(2048, 1)], {0: batch_sums([(2048, 1)], 0)}))
 
 
+def test_compressed_attention_reads_few_bytes_of_a_long_context():
+    """DeepSeek-V4-Flash at 100,000 tokens: 128 newest entries in each layer, 512 of 25,000 in 21 layers whose indexer
+    reads a key of each, all 781 in 20 layers; at 4,000 tokens all of all."""
+
+    def kv(context):
+        seen = {0: context, 128: 128, 2048: min(context, 2048)}
+        listing = of(operators("DeepSeek-V4-Flash"), "attention_decode_local", "attention_decode_compressed",
+                     "index_decode")  # fmt: skip
+        return sum(op.count * op.kv["decode_keys"] * seen[op.window] for op in listing)
+
+    entry = 584  # FP8, as the checkpoint says
+    for n in (100_000, 1000):
+        expected = 43 * 128 * entry + 21 * (min(n, 2048) / 4 * entry + n / 4 * 132) + 20 * n / 128 * entry
+        assert kv(n) == pytest.approx(expected)
+    assert len(compile_step_cost(*deployment("DeepSeek-V4-Flash", "h200-sxm", 8)).attention) == 4
+
+
+def test_compressed_caches_share_blocks():
+    """A block of 256 tokens has the entries of all layers; newest keys take as many more tables as they are larger."""
+    memory = memory_waterfall(*deployment("DeepSeek-V4-Flash", "h200-sxm", 8))
+    (entries, newest) = memory.kv_groups
+    assert memory.block_size == 256
+    assert memory.block_bytes == pytest.approx(256 * memory.kv_bytes_per_token)
+    assert (entries.window, entries.tables, newest.window) == (0, 1, 128)
+    assert newest.tables == -(-43 * 584 // memory.kv_bytes_per_token)
+
+
 def test_a_state_costs_the_same_however_long_the_sequence():
     """Qwen3-Next: 36 of 48 layers read and write 2 MiB of state per sequence, whatever the context."""
     model = load_model("Qwen3-Next-80B-A3B")

@@ -31,6 +31,8 @@ def attention_operators(layer: Layer, shape: Pass, count: int) -> list[Operator]
     operators += kinds[attention.kind](attention, shape, count) if attention.kind in kinds else []
     if latent is not None:
         operators += _absorbed(attention, latent, shape, count)
+    elif attention.kind == "compressed":
+        operators += _compressed(attention, shape, count)
     elif attention.kind != "linear":
         operators += _indexer(attention, shape, count) if attention.has_indexer else []
         operators += _keyed(layer, shape, count)
@@ -139,12 +141,45 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
     ]  # fmt: skip
 
 
+def _compressed(attention: Attention, shape: Pass, count: int) -> list[Operator]:
+    """DeepSeek-V4: the newest keys as they are, and entries of compress_ratio tokens, all or those that the indexer
+    picks; a key is a value too, and is read once."""
+    n, d, ratio = attention.num_heads, attention.head_dim, attention.compress_ratio
+    width = BYTES[shape.precision.kv_cache]
+    entry, written = attention.entry_bytes(width), 1 + (1 / ratio if ratio else 0)
+    operators = [
+        shape.elementwise("latent_norm", count, 2 * (attention.q_lora_rank + n * d + d), attention.vector_params),
+        Operator("kv_cache_write", "elementwise", shape.dtype, count, "tokens",
+                 kv={"tokens": entry * written}, activations={"tokens": d * shape.width * written}),
+    ]  # fmt: skip
+    operators += _indexer(attention, shape, count) if attention.has_indexer else []
+    parts = [("local", attention.window, 1)]
+    parts += [("compressed", attention.index_topk * ratio, ratio)] if ratio else []
+    for part, window, each in parts:
+        keyed: dict[str, Any] = {
+            "dtype": shape.precision.kv_cache,
+            "rate": shape.dtype,
+            "count": count,
+            "window": window,
+            "shape": {"heads": n, "kv_heads": 1, "head_dim": d},
+        }
+        moved = 2 * n * d * shape.width if part == "local" else 0  # queries and outputs, once
+        operators += [
+            Operator(f"attention_decode_{part}", "mla_decode", per="decodes", flops={"decode_keys": 4 * n * d / each},
+                     kv={"decode_keys": entry / each}, activations={"decodes": moved}, **keyed),
+            Operator(f"attention_prefill_{part}", "mla_prefill", per="prefill_tokens",
+                     flops={"prefill_pairs": 4 * n * d / each}, kv={"prefill_keys": entry / each},
+                     activations={"prefill_tokens": moved}, **keyed),
+        ]  # fmt: skip
+    return operators
+
+
 def _indexer(attention: Attention, shape: Pass, count: int) -> list[Operator]:
     """DeepSeek-V3.2's lightning indexer: every query's few narrow heads meet every key, in FP8 (whole on every rank).
 
     What it leaves, index_topk keys per query, is what the attention sees: a window's worth.
     """
-    pair = 2 * attention.index_num_heads * attention.index_head_dim
+    pair = 2 * attention.index_num_heads * attention.index_head_dim / (attention.compress_ratio or 1)
     keys = float(attention.index_bytes_per_token)
     queries = attention.index_num_heads * attention.index_head_dim
     common: dict[str, Any] = {"dtype": "fp8", "count": count, "row": "indexer"}

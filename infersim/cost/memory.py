@@ -32,6 +32,7 @@ VOCAB_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 NON_TORCH, NON_TORCH_PCIE, NON_TORCH_LINK = 0.07 * GIB, 0.21 * GIB, 0.94 * GIB
 
 # A captured graph's own memory. Start-up log of 0.26: 51 piecewise and 35 full graphs took 0.40 GiB.
+COMPRESSED_BLOCK = 256  # tokens of a block of DeepSeek-V4 (vLLM)
 CUDA_GRAPH = 0.40 * GIB / (51 + 35)
 
 # Bytes per logit alive at the peak of the profile run's sampler (Sampler.forward, TopKTopPSampler.forward_native, ATen
@@ -160,6 +161,10 @@ def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) 
     if state and token_bytes:
         block_size *= max(1, math.ceil(state / (token_bytes * block_size)))
     block_bytes = max(token_bytes * block_size, state) * layers_per_table
+    if any(attention.kind == "compressed" for attention in layers):
+        block_size = max(block_size, COMPRESSED_BLOCK)
+        groups, block_bytes, bytes_of = _compressed_groups(layers, block_size, width)
+        layers_per_table = 1
     blocks = engine.num_gpu_blocks_override or min(max(0, math.floor(left / block_bytes)), MAX_BLOCKS)
     return Memory(
         total_bytes=hardware.memory_usable,
@@ -179,6 +184,23 @@ def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) 
         layers_per_table=layers_per_table,
         max_concurrency=blocks / _blocks_of_longest(groups, block_size, engine),
     )
+
+
+def _compressed_groups(
+    layers: Counter[Attention], block_size: int, width: float
+) -> tuple[tuple[KVGroup, ...], float, dict[Attention, float]]:
+    """DeepSeek-V4's caches: one table of all layers' entries, and as many for the newest keys of all layers as those
+    are larger; a block of either has the same bytes. Also the bytes per token of each layer's entries."""
+    bytes_of = {
+        a: a.entry_bytes(width) / a.compress_ratio + a.index_bytes_per_token if a.compress_ratio else 0.0
+        for a in layers
+    }
+    entries = sum(bytes_of[a] * count for a, count in layers.items())
+    newest = sum(a.entry_bytes(width) * count for a, count in layers.items())
+    window = next(iter(layers)).window
+    if not entries:
+        return (KVGroup(window, 1),), newest * block_size, bytes_of
+    return (KVGroup(0, 1), KVGroup(window, math.ceil(newest / entries))), entries * block_size, bytes_of
 
 
 def _kept(attention: Attention) -> int:

@@ -55,6 +55,8 @@ def rank_layer(layer: Layer, parallelism: Parallelism) -> Layer:
 
 def _rank_attention(attention, tensor: int):
     heads = {"num_heads": attention.num_heads // tensor}
+    if attention.output_groups:
+        heads["output_groups"] = max(1, attention.output_groups // tensor)
     return replace(attention, num_kv_heads=max(1, attention.num_kv_heads // tensor), **heads)
 
 

@@ -264,7 +264,7 @@ class Model:
         return sum(cross.kv_elements_per_token for cross in crossed) * element_bytes
 
     @property
-    def index_bytes_per_token(self) -> int:
+    def index_bytes_per_token(self) -> float:
         """Bytes of an indexer's keys of one token, all layers."""
         return sum(layer.attention.index_bytes_per_token for layer in self.layers)
 

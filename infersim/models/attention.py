@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-AttentionKind = Literal["full", "window", "chunk", "mla", "linear"]
+AttentionKind = Literal["full", "window", "chunk", "mla", "compressed", "linear"]
 Recurrence = Literal["delta", "kda", "lightning", "mamba", "mamba2", "conv"]
 """Recurrent layers, as Hugging Face's classes have them: all keep a matrix per value head, and the last inputs of a
 short convolution.
@@ -58,6 +58,9 @@ class Attention:
         q_lora_rank 0: queries are projected directly. With `index_topk` > 0 an indexer of `index_num_heads` x
         `index_head_dim` picks the keys that a query sees (DeepSeek-V3.2); `index_shared` layers have none and see the
         keys that an earlier layer's picked (GLM-5.2).
+    compressed: DeepSeek-V4: one vector of `head_dim` per token is key and value of all heads; the last `window` of them
+        are seen as they are, and further back one for each `compress_ratio` tokens (0: none), of which an indexer picks
+        `index_topk` where there is one. Outputs go through `output_groups` matrices of `output_lora_rank`.
     linear: a recurrent layer (`recurrence`): `num_heads` value heads of
         `v_head_dim`, `num_kv_heads` key and query heads of `head_dim`, a causal convolution of `conv_kernel` tokens; a
         fixed state per sequence, nothing per token. `low_rank`: width between two matrices of its gates.
@@ -93,6 +96,9 @@ class Attention:
     index_head_dim: int = 0
     index_topk: int = 0
     index_shared: bool = False
+    compress_ratio: int = 0
+    output_groups: int = 0
+    output_lora_rank: int = 0
     conv_kernel: int = 0
     recurrence: Recurrence = "delta"
     low_rank: int = 0
@@ -128,6 +134,8 @@ class Attention:
         output = Linear("o_proj", n * self.v_head_dim, h, self.output_bias, "row")
         if self.kind == "linear":
             return (*_recurrent_linears(self, h), output)
+        if self.kind == "compressed":
+            return self._compressed_linears(h)
         if self.kind != "mla":
             queries = n * self.head_dim * (2 if self.output_gate else 1)
             gate = (Linear("g_proj", h, n),) if self.head_gate else ()
@@ -149,6 +157,35 @@ class Attention:
             query_gate = (Linear("g_proj", h, n * (self.v_head_dim if self.output_gate else 1)),)
         up = Linear("kv_b_proj", self.kv_lora_rank, n * (self.qk_nope_head_dim + self.v_head_dim))
         return (*down, query, *self._indexer(h, self.q_lora_rank), *query_gate, up, output)
+
+    @property
+    def _compressors(self) -> tuple[int, int]:
+        """Widths of the keys' compressor and of the indexer's: twice where neighbouring entries overlap (ratio 4)."""
+        wide = (2 if self.has_indexer else 1) * self.head_dim if self.compress_ratio else 0
+        return wide, 2 * self.index_head_dim * self.has_indexer
+
+    def _compressed_linears(self, h: int) -> tuple[Linear, ...]:
+        n, d = self.num_heads, self.head_dim
+        both = (("q_a_proj", self.q_lora_rank), ("kv_proj", d))
+        compressors = [
+            fused(f"{name}compressor", h, ((f"{name}compressor.kv_proj", w), (f"{name}compressor.gate_proj", w)),
+                  parallel="replicated")
+            for name, w in zip(("", "index_"), self._compressors, strict=True) if w
+        ]  # fmt: skip
+        indexer: tuple[Linear, ...] = ()
+        if self.has_indexer:
+            width = self.index_num_heads * self.index_head_dim
+            indexer = (Linear("index_wq_b", self.q_lora_rank, width, False, "replicated"),
+                       Linear("index_weights_proj", h, self.index_num_heads, False, "replicated"))  # fmt: skip
+        inner = self.output_groups * self.output_lora_rank
+        return (
+            fused("fused_qkv_a_proj", h, both, parallel="replicated"),
+            Linear("q_b_proj", self.q_lora_rank, n * d),
+            *compressors,
+            *indexer,
+            Linear("o_a_proj", n * d // self.output_groups, inner),
+            Linear("o_proj", inner, h, False, "row"),
+        )
 
     def _indexer(self, h: int, query_inputs: int) -> tuple[Linear, ...]:
         """The matrices of an indexer; one over grouped queries weighs its heads alike (MiniMax-M3)."""
@@ -172,7 +209,11 @@ class Attention:
         }[self.qk_norm]
         if self.kind == "mla":
             norms += self.q_lora_rank + self.kv_lora_rank
-        norms += 2 * self.index_head_dim * self.has_indexer
+        if self.kind == "compressed":  # norms, and positions inside an entry, of the compressors too
+            norms += self.q_lora_rank + self.head_dim * (2 if self.compress_ratio else 1)
+            norms += self.compress_ratio * sum(self._compressors) + self.index_head_dim * self.has_indexer
+        else:
+            norms += 2 * self.index_head_dim * self.has_indexer
         if self.kind == "linear":
             norms += _recurrent_vectors(self)
         return norms + self.num_heads * self.sinks
@@ -181,18 +222,27 @@ class Attention:
         return sum(linear.num_params for linear in self.linears(hidden_size)) + self.vector_params
 
     @property
-    def kv_elements_per_token(self) -> int:
+    def kv_elements_per_token(self) -> float:
         """Elements of one token's keys and values (an indexer's apart); a kv_shared layer's are another one's."""
         if self.kind == "linear":
             return 0
         if self.kind == "mla":
             return self.kv_lora_rank + self.qk_rope_head_dim
+        if self.kind == "compressed":
+            return self.head_dim / (self.compress_ratio or 1)
         return self.key_width + self.value_width
 
     @property
-    def index_bytes_per_token(self) -> int:
+    def index_bytes_per_token(self) -> float:
         """Bytes of an indexer's key: FP8 with an FP32 scale for each 128 elements (vLLM, DeepSeek-V3.2)."""
-        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.has_indexer else 0
+        whole = self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.has_indexer else 0
+        return whole / self.compress_ratio if self.compress_ratio else whole
+
+    def entry_bytes(self, element_bytes: float) -> float:
+        """Bytes of one entry of a compressed layer's cache: in FP8 the rotary part stays in 16 bits, beside 8 scales
+        (vLLM's fp8_ds_mla: 448 + 128 + 8)."""
+        extra = self.qk_rope_head_dim + 8 if element_bytes == 1 else 0
+        return self.head_dim * element_bytes + extra
 
     def state_bytes(self, element_bytes: float) -> float:
         """Bytes of one sequence's state, whatever its length: a matrix per value head, last inputs of the conv."""

@@ -26,6 +26,7 @@ FAMILIES: dict[str, Callable[[Fields], Model]] = RECIPES | {
     "deepseek_v2": sparse.deepseek_v2,
     "deepseek_v3": sparse.deepseek_v3,
     "deepseek_v32": sparse.deepseek_v32,
+    "deepseek_v4": sparse.deepseek_v4,
     "falcon": classic.falcon,
     "falcon_h1": hybrid.falcon_h1,
     "falcon_mamba": hybrid.mamba,
@@ -98,7 +99,9 @@ SAME_TEXT = {
 """model_type -> the family whose text model it has (its positions on an image have two axes, which costs nothing)"""
 
 NOT_MODELLED = {
-    "deepseek_v4": "compressed sparse attention and hyper-connections",
+    "mllama": "cross attention to images",
+    "recurrent_gemma": "gated linear recurrences",
+    "zamba2": "attention whose matrices layers share",
 }
 """Families that we know and cannot yet read, and what of them is missing."""
 

@@ -31,7 +31,7 @@ OTHERWISE = {
     "down_proj": ("w2", "fc2", "c_proj", "dense_4h_to_h"),
 }
 """what families call a matrix otherwise, or what it is fused in"""
-KEPT = ("kv_b_proj", "index_")
+KEPT = ("kv_b_proj", "index_", "compressor")
 """MLA's absorbed matrices and an indexer's, which vLLM keeps in 16 bits whatever the checkpoint says"""
 
 

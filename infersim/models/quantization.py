@@ -38,6 +38,7 @@ def read_quantization(model_fields: Fields) -> tuple[Quantization, Rules] | None
     config = config if isinstance(config, Mapping) else {}
     if isinstance(config.get("quantization"), Mapping):  # ModelOpt's own file
         config = {"quant_method": "modelopt", **config["quantization"]}
+    config = {"expert_dtype": model_fields.config.get("expert_dtype"), **config}  # DeepSeek-V4 says it outside
     fields = _inner(model_fields, config, "quantization_config")
     method = fields.text("quant_method", "").lower().replace("_", "-")
     if method.endswith("-marlin"):
@@ -54,7 +55,8 @@ def read_quantization(model_fields: Fields) -> tuple[Quantization, Rules] | None
         if value is not None and (not isinstance(value, list) or any(not isinstance(each, str) for each in value)):
             fields.problem(key, f"must be a list of modules' names (got {short(value)})")
         kept += value if isinstance(value, list) else []
-    return Quantization(method, _kv_cache(fields)), _rules(fields, kept, groups)
+    kv_cache = _kv_cache(fields) or ("fp8" if model_fields.config.get("model_type") == "deepseek_v4" else "")
+    return Quantization(method, kv_cache), _rules(fields, kept, groups)
 
 
 def _inner(fields: Fields, config: Any, key: str) -> Fields:
@@ -92,7 +94,12 @@ def _kv_cache(fields: Fields) -> str:
 
 
 def _fp8(fields: Fields) -> list[Group]:
-    return [(ALL, Scheme(8, "float", block_size=_sides(fields, "weight_block_size"), input_bits=8))]
+    usual: Group = (ALL, Scheme(8, "float", block_size=_sides(fields, "weight_block_size"), input_bits=8))
+    experts = fields.text("expert_dtype", "fp8")
+    if experts not in ("fp8", "fp4"):
+        fields.problem("expert_dtype", f"must be fp8 or fp4 (got {experts[:50]!r})")
+    # routed experts alone: the shared one stands beside them
+    return [(["experts"], MXFP4), usual] if experts == "fp4" else [usual]
 
 
 def _sides(fields: Fields, key: str) -> tuple[int, ...]:

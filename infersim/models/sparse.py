@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from .architecture import MLP, Attention, Layer, Model, MoE
+from .architecture import MLP, Attention, Layer, Linear, Model, MoE
 from .families import Trunk, grouped_attention, kinds, windowed
 from .fields import Fields
 from .recipes import Experts, read_experts, sparse_layers
@@ -260,6 +260,53 @@ def step3p5(fields: Fields) -> Model:
 def axk1(fields: Fields) -> Model:
     """A.X K1: DeepSeek-V3 with one more norm behind the experts."""
     return _deepseek(fields, "noaux_tc", 32768, num_norms=3)
+
+
+COMPRESSED = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
+
+def deepseek_v4(fields: Fields) -> Model:
+    """DeepSeek-V4: compressed sparse and heavily compressed attention, four residual streams (hyper-connections)."""
+    trunk = Trunk.read(fields, 1048576)
+    h, streams = trunk.hidden_size, fields.integer("hc_mult", default=4)
+    n, d = fields.integer("num_attention_heads"), fields.integer("head_dim", default=512)
+    groups = fields.integer("o_groups", default=8)
+    if n * d % groups:
+        fields.problem("o_groups", f"must divide {n * d} channels of all heads (got {groups})")
+    base = Attention(
+        "compressed",
+        n,
+        1,
+        d,
+        window=fields.integer("sliding_window", default=128),
+        sinks=True,
+        q_lora_rank=fields.integer("q_lora_rank"),
+        qk_rope_head_dim=fields.integer("qk_rope_head_dim", default=64),
+        output_groups=groups,
+        output_lora_rank=fields.integer("o_lora_rank", default=1024),
+    )
+    indexed = replace(
+        base,
+        compress_ratio=4,
+        index_num_heads=fields.integer("index_n_heads", default=64),
+        index_head_dim=fields.integer("index_head_dim", default=128),
+        index_topk=fields.integer("index_topk", default=512),
+    )
+    kinds_of = {0: base, 4: indexed, 128: replace(base, compress_ratio=128)}
+    if isinstance(ratios := fields.config.get("compress_ratios"), list):  # and one more for the MTP layer
+        fields = fields.of({**fields.config, "compress_ratios": ratios[: trunk.num_layers]})
+    attentions = fields.per_layer("compress_ratios", trunk.num_layers, kinds_of)
+    if attentions is None:
+        words = {word: kinds_of[ratio] for word, ratio in COMPRESSED.items()}
+        attentions = fields.per_layer("layer_types", trunk.num_layers, words)
+    if attentions is None:
+        fields.problem("compress_ratios", "missing; must be a list of 0, 4 and 128, one for each layer")
+        attentions = [base] * trunk.num_layers
+    moe = _deepseek_moe(fields, "noaux_tc")
+    mixing = (2 + streams) * streams
+    beside = tuple(Linear(f"{block}_hc", streams * h, mixing, False, "replicated") for block in ("attn", "ffn"))
+    layers = [Layer(a, moe, 2 * h + 2 * (mixing + 3), 2, beside=beside) for a in attentions]
+    return trunk.model(layers, other_params=streams * streams * h + streams + 1)
 
 
 def deepseek_v2(fields: Fields) -> Model:
