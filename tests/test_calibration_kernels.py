@@ -13,15 +13,18 @@ from typer.testing import CliRunner
 
 from infersim.calibration.classes import CLASSES, MATRICES, known
 from infersim.calibration.fit import Parameter, fit_grid, mean_error, search
+from infersim.calibration.guard import MOST, errors_by_shape
 from infersim.calibration.kernel_profile import with_efficiency
-from infersim.calibration.kernels import calibrate, caution, choose, fit, slower_than_wider, soundness
+from infersim.calibration.kernels import calibrate, choose, fit, layout_change, slower_than_wider, soundness
 from infersim.calibration.tables import Rows, held_out, read, read_all
 from infersim.cli.app import app
 from infersim.config.errors import InputError
-from infersim.config.hardware import Hardware, load_hardware
-from infersim.config.resources import parse_yaml
+from infersim.config.hardware import DTYPES, Hardware, load_hardware
+from infersim.config.precision import FORMATS
+from infersim.config.resources import names, parse_yaml
 from infersim.cost.collectives import collective
 from infersim.cost.correction import exp2, interpolate
+from infersim.cost.efficiency import efficiency
 from infersim.cost.moe import Routing
 from infersim.cost.operator import Operator
 from infersim.cost.roofline import add_time, rate, zero_split
@@ -317,29 +320,56 @@ def test_a_narrow_format_that_is_slower_than_16_bits_is_not_the_devices():
     assert "moe.fp8" not in calibrate(tables[:2], H100, "made up"), "no law rather than a wrong one"
 
 
+def test_a_layout_change_that_only_a_benchmark_pays_is_found():
+    """Block-scaled GEMMs that take 8 us longer than plain FP8 at any small size: 8 us; those that take 1: nothing."""
+    m, n, k = (x.ravel() for x in np.meshgrid([1.0, 8, 64, 4096], [512.0, 1024], [256.0, 512]))
+    plain = Rows("gemm", "fp8", "", {"m": m, "n": n, "k": k}, 5e-6 + m * 1e-8)
+    for excess, found in ((8e-6, 8e-6), (1e-6, 0.0)):
+        blocks = replace(plain, dtype="fp8_block", seconds=plain.seconds + excess * (m < 100))
+        assert layout_change(blocks, plain) == pytest.approx(found)
+
+
+# Device -> how many shapes laws may miss by more than 25 %, of some hundreds; the profile must name them.
+NAMED = {"h100-sxm": 1, "h200-sxm": 2, "b200-sxm": 14, "l40s": 2, "a100-sxm-80gb": 2}
+
+
 @needs_shared
-@pytest.mark.parametrize("device", ["h100-sxm", "h200-sxm", "b200-sxm", "l40s", "a100-sxm-80gb"])
-def test_shipped_laws_pass_the_guard_or_say_what_to_beware_of(device):
+@pytest.mark.parametrize("device", [name for name in names("hardware_profiles") if load_hardware(name).efficiency])
+def test_every_law_holds_for_every_model_or_its_profile_names_it(device):
+    """Every calibrated profile, every model of the catalogue on 1, 2, 4 and 8 ranks: within 25 % in the median of the
+    rows of each shape; no fixed time above the fastest kernel's and no narrow format slower than 16 bits unsaid."""
     if not (SHARED / "data/kernels/moe.parquet").exists():
         pytest.skip("no measured kernels")
-    hardware = load_hardware(device)
+    hardware, judged, named = load_hardware(device), 0, []
     tables = [rows for rows in read_all(SHARED / "data/kernels", hardware) if known(rows)]
-    slow, chosen = slower_than_wider(tables, hardware), choose(tables, hardware)
-    for rows in chosen:
+    slow = slower_than_wider(tables, hardware)
+    for rows in choose(tables, hardware):
         key = f"{rows.operator_class}.{rows.dtype}"
+        shares = hardware.efficiency.get(key)
         assert key not in slow
-        law = hardware.efficiency.get(key)
-        if law is None:
+        if shares is None:
             continue
-        seconds = rows.where(soundness(rows, hardware).usable).seconds
-        assert law.errors.get("caution") == caution(law, seconds).get("caution"), key
-    for rows in chosen:  # a law of the profile prices no narrower format above 16 bits in most of a wider one's shapes
-        key = f"moe.{rows.dtype}"
-        if rows.operator_class != "moe" or rows.dtype == "bf16" or "moe.bf16" not in hardware.efficiency:
-            continue
-        predicted = [CLASSES["moe"].predict(hardware.efficiency[law], hardware, replace(rows, dtype=law[4:]))
-                     for law in (key, "moe.bf16")]  # fmt: skip
-        assert np.median(predicted[0] / predicted[1]) < 1.0, key
+        sound = soundness(rows, hardware)
+        assert shares.fixed <= 1.001 * rows.seconds[sound.usable].min() or "caution" in shares.errors, key
+        if rows.operator_class == "moe":
+            assert shares.fixed <= 1.001 * rows.seconds.min(), key
+            wide = CLASSES["moe"].predict(hardware.efficiency["moe.bf16"], hardware, replace(rows, dtype="bf16"))
+            narrow = CLASSES["moe"].predict(shares, hardware, rows)
+            assert rows.dtype == "bf16" or np.median(narrow / wide) < 1.0, key
+        for shape, (off, who) in errors_by_shape(shares, hardware, rows.where(sound.cold)).items():
+            judged += len(who)
+            if abs(off) > MOST:
+                named.append((key, shape))
+                assert f"{shape} {off:+.0%}" in shares.errors.get("beyond 25 %", ""), (key, who)
     assert {*slow} <= {"moe.fp8"}
-    for key in slow:
-        assert hardware.efficiency[key].provenance == "assumed"
+    assert all(hardware.efficiency[key].provenance == "assumed" for key in slow)
+    assert judged >= 20
+    assert len(named) <= NAMED.get(device, 0), named
+
+
+@pytest.mark.parametrize("device", names("hardware_profiles"))
+def test_experts_borrow_from_experts(device):
+    """In any format, on any device: never from plain matrices, since some device's experts were measured."""
+    hardware = load_hardware(device)
+    for weights in (*DTYPES, *FORMATS):
+        assert "as gemm" not in efficiency(hardware, "moe", weights).source, weights

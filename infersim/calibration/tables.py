@@ -25,6 +25,7 @@ import pandas as pd
 
 from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware
+from infersim.cost.efficiency import efficiency
 
 from . import layers
 
@@ -139,11 +140,36 @@ def _read(file: Path, hardware: Hardware, alone: bool) -> Iterator[Rows]:
                     shape, rows = _select(shape, pairs), rows[pairs]
                 values = {name: np.asarray(column, dtype=float) for name, column in shape.items()}
                 seconds = rows.latency_us.to_numpy(float) * 1e-6
+                if operator_class == "attention_prefill" and "model" not in columns:
+                    write = _cache_write(hardware, dtype, values)
+                    keep = write < MOSTLY * seconds
+                    values, seconds = _select(values, keep), (seconds - write)[keep]
                 kernels: tuple[str, ...] = ()
                 if operator_class == "moe" and "kernel_source" in rows:
                     kernels = tuple(rows.kernel_source.astype(str).value_counts().index)
                 yield Rows(operator_class, dtype, software, values, seconds, "model" in columns, kernels)
 
+
+def _cache_write(hardware: Hardware, dtype: str, shape: dict[str, np.ndarray]) -> np.ndarray:
+    """Seconds of writing a prompt's keys and values to the cache, which its tables count in and the engine prices as a
+    kernel of its own: read in 16 bits, written in the cache's format.
+
+    vLLM's kernel (reshape_and_cache_flash) gives each token a block of up to 512 threads: few heads leave it to the
+    blocks' own time.
+    """
+    width, fp8 = shape["kv_heads"] * shape["head_dim"], dtype == "fp8"
+    moved = 2.0 * width * (3.0 if fp8 else 4.0)
+    by_bytes = moved / (efficiency(hardware, "elementwise", "bf16").bandwidth * hardware.memory_bandwidth)
+    by_blocks = np.minimum(width, 512.0) / THREADS * (FP8_BLOCK if fp8 else BLOCK) / (hardware.num_sms or 1)
+    return shape["queries"] * np.maximum(by_bytes, by_blocks)
+
+
+THREADS = 2048
+"""of an SM at a time"""
+BLOCK, FP8_BLOCK = 2.0e-6, 3.6e-6
+"""seconds of a token's block, by what prompts in windows of 128 take longer with 4 key heads than 1 (H100, B200)"""
+MOSTLY = 0.4
+"""share of its time from which a row tells more of the cache's write than of attention"""
 
 TEXTS = ("gemm_dtype", "kv_cache_dtype", "mla_dtype", "moe_dtype", "nccl_dtype", "allreduce_dtype", "op_name",
          "kernel_source", "distribution", "hardware", "model", "layer")  # fmt: skip
@@ -181,7 +207,9 @@ def _attention(frame: pd.DataFrame) -> Iterator:
         pairs = seen * (seen + 1) / 2 + (context - seen) * seen - before * (before + 1) / 2
         shape = {"heads": part.num_heads, "kv_heads": part.num_key_value_heads, "head_dim": part.head_dim,
                  "window": window, "sequences": sequences}  # fmt: skip
-        decode = (new == 1) & (before > 0)
+        # FlashAttention 2 does not read the keys of a group's heads together where there is a window
+        apart = part.get("kernel_source", pd.Series("", part.index)).astype(str).str.endswith("flash_attn_fa2")
+        decode = (new == 1) & (before > 0) & ~(apart & (window > 0))
         work = {"queries": sequences, "keys": sequences * seen, "pairs": sequences * seen, "tiles": sequences}
         yield "attention_decode", dtype, _select(shape | work, decode), part[decode]
         work = {"queries": sequences * new, "keys": sequences * context, "pairs": sequences * pairs,
@@ -214,12 +242,21 @@ def _latent(frame: pd.DataFrame) -> Iterator:
 
 
 def _experts(frame: pd.DataFrame) -> Iterator:
-    """Balanced routing: as many experts are touched as can be, equally. Experts without a gate are another kernel."""
-    frame = frame[(frame.distribution.astype(str) == "balanced") & ~frame.inter_size.isin(UNGATED)]
+    """Balanced routing: as many experts are touched as can be, equally. Experts without a gate are another kernel.
+
+    Left out: SGLang's ranks with a part of the experts, which its collector gives the tokens of all ranks (at the same
+    tokens a half, a quarter, an eighth of the FLOP/s of one rank).
+    """
+    kernel = frame.get("kernel_source", pd.Series("", frame.index)).astype(str)
+    grouped = kernel.str.endswith("monolithic") & (frame.hidden_size == 7168) & (frame.num_experts == 256)
+    other = frame.inter_size.isin(UNGATED) | ((kernel.str.startswith("sglang") | grouped) & (frame.moe_ep_size > 1))
+    frame = frame[(frame.distribution.astype(str) == "balanced") & ~other].assign(grouped=grouped)
     for dtype, part in _by_dtype(frame, "moe_dtype"):
         held = part.num_experts / part.moe_ep_size
         routed = part.num_tokens * part.topk / part.moe_ep_size
-        touched = np.clip(routed, 1, held)
+        # DeepSeek's routing, inside the kernel, keeps 4 of 8 groups: of a balanced token's 8 experts the 4 that are in
+        # them, and 4 that all tokens share (weights of so many are read in all such tables, at 0.9 of the bandwidth)
+        touched = np.where(part.grouped, np.minimum(routed / 2, held / 2) + 4, np.clip(routed, 1, held))
         yield "moe", dtype, {"tokens": part.num_tokens, "hidden": part.hidden_size,
                              "inter": part.inter_size / part.moe_tp_size, "held": held, "routed": routed,
                              "touched": touched, "chosen": part.num_tokens * part.topk}, part  # fmt: skip
@@ -240,7 +277,7 @@ def _all_reduce(frame: pd.DataFrame) -> Iterator:
         yield "all_reduce", dtype, {"ranks": part.num_gpus, "size": part.bytes}, part
 
 
-def _select(shape: dict, mask: pd.Series) -> dict:
+def _select(shape: dict, mask) -> dict:
     return {name: column[mask] for name, column in shape.items()}
 
 

@@ -8,18 +8,20 @@ an assumption, and says so.
 from infersim.config.hardware import Hardware, LaunchTime, OperatorEfficiency, Provenance
 from infersim.config.published import Figure, generation_of, profile, published, relatives
 
-# Classes of operators without published figures of their own take those of the class that is most like them, and the
-# fixed time of so many of its kernels (vLLM's fused_experts: sorting tokens, two grouped GEMMs, activation, sum).
 EXPERT_KERNELS = 5
+"""launches of vLLM's fused_experts: sorting tokens, two grouped GEMMs, activation, sum"""
+# Classes of operators without figures of their own take those of the class that is most like them.
 LIKE = {
-    "moe": ("gemm", EXPERT_KERNELS),
-    "mla_prefill": ("attention_prefill", 1),
-    "mla_decode": ("attention_decode", 1),
-    "recurrent": ("attention_decode", 1),
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), ("collective", 1)),
+    "mla_prefill": "attention_prefill",
+    "mla_decode": "attention_decode",
+    "recurrent": "attention_decode",
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), "collective"),
 }
 SAME_KERNEL = {"fp8_wo": "int8_wo", "nvfp4_wo": "int4", "int4_fp8": "fp8", "int4_int8": "int8"}
 """formats that were not measured -> that whose kernel theirs is most like: Marlin's, or the arithmetic's own"""
+NEAREST = {"int4": "mxfp4", "mxfp4": "int4", "fp8": "fp8_block", "fp8_block": "fp8", "int8": "fp8_block",
+           "nvfp4": "mxfp4"}  # fmt: skip
+"""formats of experts -> that whose kernels are nearest, where theirs were not measured; all others: 16 bits"""
 QUANTISED_INPUTS = ("fp8", "fp8_block", "int8", "nvfp4")
 
 
@@ -52,13 +54,16 @@ def efficiency(hardware: Hardware, operator_class: str, dtype: str) -> OperatorE
             return _assumed(found, f"as {name}")
         if name in figures and (dtype not in QUANTISED_INPUTS or operator_class != "gemm"):
             return _published(hardware, operator_class, dtype, name)
+    if operator_class == "moe":  # another format's experts before other matrices
+        for name in relatives(hardware):
+            for other in (NEAREST.get(dtype, "bf16"), "bf16"):
+                if base := calibrated(hardware if name == hardware.name else profile(name), "moe", other):
+                    return _assumed(base, f"as moe.{other}" + (f" of {name}" if name != hardware.name else ""))
     if operator_class in LIKE:
-        other, kernels = LIKE[operator_class]
-        base = efficiency(hardware, other, dtype)
-        what = f"as {other}{f' x {kernels} kernels' if kernels > 1 else ''}"
+        base = efficiency(hardware, LIKE[operator_class], dtype)
         # what a law adds to the roofline holds for its own kernels
         terms = {name: value for name, value in base.terms.items() if name == "query_keys"}
-        return _assumed(base, what, fixed=kernels * base.fixed, terms=terms, correction=None)
+        return _assumed(base, f"as {LIKE[operator_class]}", terms=terms, correction=None)
     # a kernel in front turns the inputs into the format
     base = efficiency(hardware, "gemm", "bf16")
     what = "as bf16, twice its fixed time for quantising the inputs"

@@ -9,6 +9,8 @@ DTYPES = ("bf16", "fp16", "fp8", "int8")
 MATRIX_CLASSES = ("gemm",)
 ERRORS = ("held out", "held-out shapes", "fitted", "the fitted rows")
 """what the errors of an efficiency are of, best first"""
+BEWARE = ("caution", "beyond 25 %")
+"""what stands beside them: fixed times above the fastest kernel's, models whose shapes the law misses"""
 
 
 def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
@@ -28,7 +30,8 @@ def profile_rows(hardware: Hardware) -> list[dict[str, str]]:
     def add_efficiency(name: str, row: OperatorEfficiency) -> None:
         value = f"bandwidth {row.bandwidth:.3f}, FLOP/s {row.flops:.3f}, fixed {row.fixed * 1e6:.3g} us"
         errors = next((row.errors[what] for what in ERRORS if what in row.errors), "")
-        errors = "; ".join(filter(None, [errors, row.errors.get("caution")]))
+        beware = (f"{what}: {row.errors[what]}" for what in BEWARE if what in row.errors)
+        errors = "; ".join(filter(None, [errors, *beware]))
         add(name, value, row.provenance, errors, row.source)
 
     for operator in CLASSES:
