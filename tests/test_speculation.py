@@ -24,7 +24,9 @@ probabilities = st.floats(0, 1)
 
 
 def speculation(k: int, **acceptance) -> Speculation:
-    return Speculation(method="eagle", num_speculative_tokens=k, acceptance=Acceptance(**acceptance))
+    """All requests alike, unless the test says otherwise."""
+    alike = Acceptance(**{"request_spread": 0.0} | acceptance)
+    return Speculation(method="eagle", num_speculative_tokens=k, acceptance=alike)
 
 
 @given(probabilities, st.integers(0, 20))
@@ -194,7 +196,8 @@ def test_ngram_first_position_follows_from_the_two_state_chain(dataset):
 
 def test_traffic_classes_are_told_apart(tmp_path):
     """A class per kind of text, assigned by chance; a trace assigns line by line."""
-    classes = {"chat": {"share": 1, "rate": 0.8}, "json": {"share": 3, "rate": 0.2}}
+    classes = {name: {"share": share, "rate": rate, "request_spread": 0.0}
+               for name, share, rate in (("chat", 1, 0.8), ("json", 3, 0.2))}  # fmt: skip
     table = acceptance_table(Speculation(method="eagle", num_speculative_tokens=2, classes=classes))
     uniform = np.random.default_rng(0).random(10_000)
     rows = table.rows(np.arange(10_000), uniform)

@@ -114,13 +114,15 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
     tokens, sequences = engine.max_num_batched_tokens + 1, engine.max_num_seqs + 1
     depth, none = speculation.depth, np.zeros(0, ATTENTION_PRICE)
     no_passes = np.zeros(speculation.num_speculative_tokens + 1, "i4")
+    any_drafts = np.arange(sequences) > 0
+    waits = engine.verification_time * any_drafts
     own = drafter_placement(speculation, target)
     if own is None:
         if speculation.how.kind == "heads":
-            once = _medusa_time(speculation, target, sequences)
+            once = _medusa_time(speculation, target, sequences) + engine.draft_pass_time * any_drafts
         else:
             once = (speculation.how.sequence_time or 0.0) * np.arange(sequences)
-        return DraftCost(np.zeros(tokens), once, np.zeros(sequences), none, no_passes)
+        return DraftCost(np.zeros(tokens), once + waits, np.zeros(sequences), none, no_passes)
     round_trip = 2 * speculation.drafter.latency if speculation.drafter else 0.0
     width = speculation.tree.width if speculation.tree else 1
     verified = verification_engine(engine, speculation.num_speculative_tokens).max_num_seqs
@@ -134,14 +136,14 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
     cost = compile_step_cost(own, wide)
     linear, head = cost.linear.sum(axis=1), cost.head.sum(axis=1)
     many = width * np.arange(sequences)
-    following = linear[many] + head[many]
+    following = linear[many] + head[many] + engine.draft_pass_time * any_drafts
     own_pass = speculation.how.kind != "exit"  # the exit layers have seen the step's tokens in the target's own pass
     passes = np.minimum(np.arange(len(no_passes)), depth)
     if speculation.tree:
         passes = np.where(passes > 0, depth, 0)
     return DraftCost(
         first=linear[:tokens] if own_pass else np.zeros(tokens),
-        once=(head[:sequences] + round_trip * (np.arange(sequences) > 0)) if own_pass else np.zeros(sequences),
+        once=waits + own_pass * (head[:sequences] + (round_trip + engine.draft_pass_time) * any_drafts),
         following=following,
         attention=cost.attention,
         passes=np.maximum(passes - own_pass, 0).astype("i4"),

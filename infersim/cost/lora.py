@@ -1,14 +1,21 @@
-"""What LoRA adapters take of a GPU's memory."""
+"""What LoRA adapters take of a GPU's memory and of a step."""
 
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
+from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
+from infersim.engine.compiled.state import ACTIVATIONS, LAUNCH
+from infersim.engine.price import StepCost
 from infersim.models.architecture import MoE
 
+from .efficiency import launch
 from .memory import Memory
 from .placement import Placement
 from .sharding import pipeline_stages, rank_layer
+from .steptime import padded_tokens
 
 FUSED = {"qkv_proj": 3, "gate_up_proj": 2}
 """matrices that vLLM fused of so many, each of which has an A of its own (QKVParallelLinearWithLoRA)"""
@@ -55,3 +62,19 @@ def with_adapters(memory: Memory, size: float) -> Memory:
         num_gpu_blocks=blocks,
         max_concurrency=memory.max_concurrency * blocks / memory.num_gpu_blocks,
     )
+
+
+def with_adapter_kernels(cost: StepCost, placement: Placement, engine: ResolvedEngine) -> StepCost:
+    """The price of steps that run the adapters: two kernels beside each matrix, into the rank and out of it, at a
+    launch each; and a token's time in them (engine.lora_token_time), whatever the rank is up to some 64."""
+    h = placement.model.hidden_size
+    beside = [
+        linear for layer in placement.model.layers for linear in (*layer.attention.linears(h), *layer.mlp.linears(h))
+    ]
+    matrices, kernels = sum(FUSED.get(linear.name, 1) for linear in beside), 2 * len(beside)
+    tokens, captured = padded_tokens(engine)
+    times, linear = launch(placement.hardware), cost.linear.copy()
+    linear[:, LAUNCH] += kernels * np.where(captured, times.graph, times.eager)
+    linear[:, ACTIVATIONS] += matrices * engine.lora_token_time * tokens
+    linear[0] = 0.0
+    return replace(cost, linear=linear)

@@ -9,6 +9,8 @@ from infersim.engine.knobs import KNOBS
 MAX_LOGITS = 2**20  # rows of the LM head's table
 WHOLE = ("max-model-len", "output-length", "power-of-two")
 """reservations that a sequence never outgrows"""
+BY_HOST = ("look_up", "heads", "exit")
+"""kinds of drafting that vLLM's asynchronous scheduling does not go with (config/vllm.py)"""
 
 
 class Rule(NamedTuple):
@@ -83,6 +85,8 @@ RULES: tuple[Rule, ...] = (
     Rule("speculation and (parallelism.pipeline > 1 or parallelism.attention_data > 1)", "speculation",
          "is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
          " parallelism.attention_data must be 1"),
+    Rule("speculation and engine == 'vllm' and user.async_scheduling and speculation.how.kind in BY_HOST",
+         "engine.async_scheduling", "vLLM has {speculation.method}'s drafts with the step's tokens; must be false"),
     Rule("speculation and allocator != 'paged'", "engine.allocator",
          "drafts need memory that grows; must be paged under speculation"),
     Rule("speculation and jump_forward_share > 0", "engine.jump_forward_share",
@@ -182,7 +186,7 @@ FACTS = {
     "any_prefix_caching": "some replica caches prefixes",
 }
 """what conditions may name beside the knobs"""
-CONSTANTS = {"WHOLE": WHOLE, "MAX_LOGITS": MAX_LOGITS}
+CONSTANTS = {"WHOLE": WHOLE, "MAX_LOGITS": MAX_LOGITS, "BY_HOST": BY_HOST}
 _COMPILED: dict[str, CodeType] = {rule.when: compile(rule.when, "<rule>", "eval") for rule in RULES}
 
 

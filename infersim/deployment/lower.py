@@ -15,6 +15,7 @@ from infersim.cost.batch import batch_time, draft_time
 from infersim.cost.depth import with_early_exit
 from infersim.cost.drafting import compile_draft_cost, verification_engine
 from infersim.cost.efficiency import efficiency
+from infersim.cost.lora import with_adapter_kernels
 from infersim.cost.memory import MAX_BLOCKS, Memory
 from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
@@ -61,7 +62,10 @@ class Deployment:
     def step_cost(self) -> StepCost:
         """The engine's tables of seconds."""
         k = self.speculation.num_speculative_tokens if self.speculation else 0
-        cost = compile_step_cost(self.placement, verification_engine(self.engine, k))
+        engine = verification_engine(self.engine, k)
+        cost = compile_step_cost(self.placement, engine)
+        if self.lora is not None:
+            cost = with_adapter_kernels(cost, self.placement, engine)
         if self.early_exit is not None:
             cost = with_early_exit(cost, self.early_exit, self.model, self.engine.max_num_seqs)
         return cost

@@ -20,7 +20,7 @@ from infersim.cost.placement import Placement
 from infersim.engine.knobs import KNOBS
 from infersim.models.catalog import load_model
 
-from .compatibility import WHOLE, check
+from .compatibility import BY_HOST, WHOLE, check
 from .lower import Deployment
 
 
@@ -95,7 +95,7 @@ def deploy(
     model = load_model(model_name)
     resolved = resolve(engine, hardware, model.max_position_embeddings)
     if parallelism.pipeline > 1:
-        resolved = _in_turn(resolved)
+        resolved = _in_turn(resolved, "pipeline stages take turns")
     hardware = with_kernels_of(hardware, resolved.engine)
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     placement = Placement(model, hardware, precision, parallelism)
@@ -119,6 +119,8 @@ def deploy(
         why = "a radix tree is not modelled for models with sliding windows or recurrent state"
         resolved = replace(resolved, prefix_cache="blocks", origin={**resolved.origin, "prefix_cache": why})
     if speculation is not None:
+        if resolved.engine == "vllm" and speculation.how.kind in BY_HOST:
+            resolved = _in_turn(resolved, "the drafts must be known first")
         memory, resolved = _beside_drafter(placement, resolved, memory, speculation)
     if lora is not None:
         slot = adapter_bytes(placement, lora.slot_rank)
@@ -129,14 +131,15 @@ def deploy(
     return Deployment(placement, resolved, memory, speculation, early_exit, lora)
 
 
-def _in_turn(engine: ResolvedEngine) -> ResolvedEngine:
+def _in_turn(engine: ResolvedEngine, why: str) -> ResolvedEngine:
     """The engine without asynchronous scheduling: in a pipeline a sequence is in one step at a time, since its next
     token enters the first stage when the last stage has made this one.
 
     vLLM never schedules two tokens of a request together there (pull request 32359), SGLang 0.5 and TensorRT-LLM 1.0 do
-    not overlap schedules.
+    not overlap schedules. Nor does vLLM with drafts that the host finds (config/vllm.py: EAGLE, MTP and draft models
+    alone).
     """
-    origin = {**engine.origin, "async_scheduling": "off: pipeline stages take turns"}
+    origin = {**engine.origin, "async_scheduling": f"off: {why}"}
     return replace(engine, async_scheduling=False, origin=origin) if engine.async_scheduling else engine
 
 

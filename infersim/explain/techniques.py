@@ -38,6 +38,7 @@ TECHNIQUES = (
     Technique("engine.preset", "engine version", NEITHER, "host", True),
     Technique("speculation", "speculative decoding", FEWER_STEPS, "steps", True),
     Technique("early_exit", "early exit", FEWER_BYTES, "depth", False),
+    Technique("lora", "LoRA adapters", NEITHER, "device", None),
     Technique("hardware", "another device", NEITHER, "device", True),
     Technique("cluster", "replicas", NEITHER, "device", True),
     Technique("workload", "another workload", NEITHER, "workload", True),

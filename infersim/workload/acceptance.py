@@ -67,8 +67,8 @@ def acceptance_table(speculation: Speculation, base: Path = Path()) -> Acceptanc
 
 
 def _table(acceptance: Acceptance, depth: int, base: Path) -> AcceptanceTable:
-    spreads = np.full(depth, acceptance.request_spread * acceptance.later_spread_share)
-    spreads[0] = acceptance.request_spread
+    spreads = np.full(depth, acceptance.spread * acceptance.later_spread_share)
+    spreads[0] = acceptance.spread
     if acceptance.trace is not None:
         rates = np.array([_stretch(row, depth) for row in _read_trace(base / acceptance.trace)])
         accepted = np.repeat(rates.cumprod(1)[:, None], 2, axis=1)
