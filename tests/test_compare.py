@@ -243,6 +243,7 @@ TECHNIQUE_PAIRS = [
     ("8b", "engine.worker_step_time=0.003", {"host"}),
     ("8b", "engine.preset=vllm-0.11", {"host"}),
     ("busy", "cluster.replicas=2", {"interference", "decode"}),
+    ("8b", "lora={adapters: {sql: 8}}", {"activations", "launch"}),
     ("8b", "model=Llama-3.2-3B", {"weights", "compute"}),
 ]
 
