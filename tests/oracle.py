@@ -489,18 +489,18 @@ def price_from_step_cost(cost, draft=None) -> Price:
 
     def drafting(sums: Sums) -> float:
         """A pass over the step's tokens, then as many as wanted over the sequences that draft: one token each."""
-        drafting_now, windows = len(sums.contexts), [int(kind["window"]) for kind in cost.attention]
+        drafting_now = len(sums.contexts)
         seconds = float(draft.first[sums.num_tokens] + draft.once[drafting_now])
         passes = sums.draft_passes if drafting_now else 0
         seconds += sums.draft_passes * float(draft.following[drafting_now])
         for kind in draft.attention:
             c = {name: kind[name].tolist() for name in kind.dtype.names}
-            window = c["window"] if c["window"] in windows else windows[0]  # what a kind of the target sees
+            window = c["window"]
             if draft.first_attends and sums.num_decodes:
                 seconds += decode(c, sums, window)
             if draft.first_attends and sums.num_prefills:
                 seconds += prefill(c, sums, window)
-            keys = sum(sums.contexts)
+            keys = sum(visible_keys(tokens - 1, window) for tokens in sums.contexts)
             memory = c["decode_kv"] * keys + c["decode_activations"] * drafting_now
             following = c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * keys, c["decode_softness"])
             if drafting_now:

@@ -271,7 +271,7 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
     knobs["lookahead"] = draw(st.sampled_from([0, most]))
     attention = np.zeros(draw(st.integers(0, 2)), ATTENTION_PRICE)
     for kind in attention:
-        kind["window"] = draw(st.sampled_from([0, *cost.attention["window"].tolist()]))
+        kind["window"] = draw(st.sampled_from(cost.attention["window"].tolist()))
         price_attention(draw, kind, exact)
     sequences = np.arange(knobs["max_num_seqs"] + 1)
     draft = DraftCost(

@@ -1,5 +1,7 @@
 """What drafting costs: against bytes, between methods, and in memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,11 +11,12 @@ from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.config.speculation import Acceptance, Speculation
-from infersim.cost.batch import batch_time, draft_time
+from infersim.cost.batch import batch_time, decodes, draft_time, step_split
 from infersim.cost.drafting import (
     compile_draft_cost,
     drafter,
     own_bytes,
+    seen_by,
     verification_engine,
     with_drafter,
 )
@@ -111,3 +114,31 @@ def test_passes_by_number_of_drafts(deployment):
     assert eagle.passes.tolist() == [0, 0, 1, 2, 3]
     assert own.passes.tolist() == [0, 1, 2, 3, 4]
     assert np.all(own.first == 0)
+
+
+@pytest.mark.parametrize(("target", "drafter"), [("Gemma-3-27B", "Gemma-3-4B"), ("gpt-oss-120b", "gpt-oss-20b")])
+def test_a_drafter_with_windows_reads_no_more_than_they_show(target, drafter):
+    """A further pass costs what the drafter's own step of one token would: its windows end the growth with context."""
+    speculation = described("draft_model", model=drafter)
+    deployed = deploy(target, load_hardware("h200-sxm"), Precision(), Parallelism(), Engine(), speculation)
+    spec = deployed.replica()
+    alone = deploy(drafter, load_hardware("h200-sxm"), Precision(), Parallelism(), Engine()).step_cost()
+    for context in (200, 2_000, 30_000):
+        passes = int(spec.draft.passes[4])
+        once = spec.draft.first[8 * 5] + spec.draft.once[8]
+        got = draft_time(spec.draft, spec.cost, 8, context, 4)
+        first = step_split(replace_tables(alone), decodes(8, context, 4)).sum()
+        attention = batch_time(replace_tables(alone), 8, context)
+        assert got == pytest.approx(once + first + passes * (spec.draft.following[8] + attention), rel=1e-9)
+
+
+def test_what_only_the_drafter_sees_is_counted(deployment):
+    drafter = replace(deployment.placement, model=load_model("Gemma-3-4B"))
+    cost, plain = seen_by(drafter, deployment.step_cost()), deployment.step_cost()
+    assert cost.attention["window"].tolist() == [0, 1024]
+    assert step_split(cost, decodes(8, 9000)) == pytest.approx(step_split(plain, decodes(8, 9000)), rel=1e-14)
+
+
+def replace_tables(cost):
+    """Its attention alone."""
+    return replace(cost, linear=np.zeros_like(cost.linear), head=np.zeros_like(cost.head))

@@ -80,14 +80,16 @@ def drafting_time(draft: DraftCost, target: StepCost, batch: Sequence[Part], dra
     """Seconds that drafting adds to a step of this batch, if every sequence that samples drafts so many."""
     sampling = [part for part in batch if part.samples and drafts > 0]
     sequences = sum(part.count for part in sampling)
-    keys = sum(part.count * (part.computed + part.tokens - part.drafts) for part in sampling)
     passes = int(draft.passes[drafts])
     tokens = sum(part.count * part.tokens for part in batch)
     seconds = law.pass_time(0.0, 0.0, draft.first[tokens], draft.once[sequences], passes, draft.following[sequences])
     rows, sums = rows_of_kinds(draft, target).view(np.recarray), _sums(target.attention, batch)
-    return float(
-        seconds + law.draft_attention_time(rows, len(rows), sums, draft.first_attends, passes, sequences, keys)
-    )
+    for part in sampling:
+        one = np.zeros(len(sums), SUMS).view(np.recarray)
+        law.add_drafts(one, target.attention.view(np.recarray), len(sums), part.computed + part.tokens - part.drafts)
+        for total, keys in zip(sums, one.draft_keys.tolist(), strict=True):
+            total.draft_keys += part.count * keys
+    return float(seconds + law.draft_attention_time(rows, len(rows), sums, draft.first_attends, passes, sequences))
 
 
 def draft_time(draft: DraftCost, target: StepCost, sequences: int, context: int, drafts: int) -> float:

@@ -8,16 +8,17 @@ from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
 from infersim.config.parallelism import Parallelism
 from infersim.config.speculation import Speculation
-from infersim.engine.compiled.state import ATTENTION_PRICE
-from infersim.engine.price import DraftCost
+from infersim.engine.compiled.state import ATTENTION_PRICE, MAX_ATTENTION_KINDS
+from infersim.engine.price import DraftCost, StepCost
 from infersim.models.architecture import Model
 from infersim.models.catalog import load_model
 
 from .efficiency import launch
 from .memory import Memory, weight_bytes
 from .operator import Operator
+from .operators import forward_pass
 from .placement import Placement
-from .roofline import add_time, rate, zero_split
+from .roofline import PAIRS, add_time, rate, zero_split
 from .steptime import compile_step_cost
 
 
@@ -149,6 +150,20 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
         passes=np.maximum(passes - own_pass, 0).astype("i4"),
         first_attends=own_pass,
     )
+
+
+def seen_by(drafter: Placement, cost: StepCost) -> StepCost:
+    """The target's price with a row that costs nothing for each window that only its drafter has: what the drafter sees
+    is then counted."""
+    windows = {operator.window for operator in forward_pass(drafter) if operator.per in PAIRS}
+    more = np.zeros(len(windows - set(cost.attention["window"].tolist())), ATTENTION_PRICE)
+    more["window"] = sorted(windows - set(cost.attention["window"].tolist()))
+    if len(cost.attention) + len(more) > MAX_ATTENTION_KINDS:
+        raise InputError(
+            f"speculation: {drafter.model.name} and its target have more than {MAX_ATTENTION_KINDS} kinds of attention"
+            " together, which is not modelled; must be another drafter"
+        )
+    return replace(cost, attention=np.concatenate([cost.attention, more])) if len(more) else cost
 
 
 def _medusa_heads(speculation: Speculation) -> int:

@@ -13,7 +13,7 @@ from infersim.config.precision import Precision
 from infersim.config.speculation import Speculation
 from infersim.cost.batch import batch_time, draft_time
 from infersim.cost.depth import with_early_exit
-from infersim.cost.drafting import compile_draft_cost, verification_engine
+from infersim.cost.drafting import compile_draft_cost, drafter_placement, seen_by, verification_engine
 from infersim.cost.efficiency import efficiency
 from infersim.cost.lora import with_adapter_kernels
 from infersim.cost.memory import MAX_BLOCKS, Memory
@@ -66,6 +66,8 @@ class Deployment:
         cost = compile_step_cost(self.placement, engine)
         if self.lora is not None:
             cost = with_adapter_kernels(cost, self.placement, engine)
+        if self.speculation and (drafter := drafter_placement(self.speculation, self.placement)):
+            cost = seen_by(drafter, cost)
         if self.early_exit is not None:
             cost = with_early_exit(cost, self.early_exit, self.model, self.engine.max_num_seqs)
         return cost

@@ -49,11 +49,13 @@ class DraftCost:
 
 
 def rows_of_kinds(draft: DraftCost, target: StepCost) -> np.ndarray:
-    """The drafter's attention, each row with, for its window, the number of the target's kind that sees the same, or of
-    the first."""
+    """The drafter's attention, each row with, for its window, the number of the target's kind that sees the same.
+
+    Raises ValueError if the target has none (cost.drafting.seen_by).
+    """
     rows, windows = draft.attention.copy(), target.attention["window"].tolist()
     for row in rows:
-        row["window"] = windows.index(row["window"]) if row["window"] in windows else 0
+        row["window"] = windows.index(row["window"])
     return rows
 
 

@@ -110,6 +110,18 @@ def add_verification(sums, attention, num_kinds, start, n):
         row.more_pairs += pairs - most
 
 
+def add_drafts(sums, attention, num_kinds, tokens):
+    """Add a sequence that drafts after so many tokens: the keys that the last of these sees."""
+    for kind in range(num_kinds):
+        window = attention[kind].window
+        keys = tokens
+        if 0 < window < tokens:
+            keys = window
+        elif window < 0:
+            keys = (tokens - 1) % -window + 1
+        sums[kind].draft_keys += keys
+
+
 # --- attention --------------------------------------------------------------------------------------------------------
 def decode_demand(row, s):
     """Of decodes, verified drafts included: seconds of moving keys and values, of moving activations, of computing."""
@@ -175,7 +187,7 @@ def attention_time(attention, num_kinds, sums, split):
     return total
 
 
-def draft_attention_time(attention, num_kinds, sums, first_attends, passes, sequences, keys):
+def draft_attention_time(attention, num_kinds, sums, first_attends, passes, sequences):
     """Seconds of a drafter's own attention: over the step's tokens, and in each further pass of those that draft.
 
     attention: rows whose window is the number of the target's kind that sees what they see (price.rows_of_kinds).
@@ -194,6 +206,7 @@ def draft_attention_time(attention, num_kinds, sums, first_attends, passes, sequ
                 time = row.prefill_fixed + smooth_max(kv + activations, compute, row.prefill_softness)
                 total += prefill_correction(row, s) * time
         if sequences > 0 and passes > 0:
+            keys = s.draft_keys
             memory = row.decode_kv * keys + row.decode_activations * sequences
             time = row.decode_fixed + smooth_max(memory, row.decode_compute * keys, row.decode_softness)
             total += passes * correction(row.decode_axes, row.decode_grid, sequences, keys / sequences) * time

@@ -17,7 +17,7 @@ def _compile(names: dict, one_caller: set[str]) -> dict:
 
 
 _LAW = _compile(dict(vars(law)), one_caller={"attention_time", "pass_time"})
-add_to_sums, add_verification = _LAW["add_to_sums"], _LAW["add_verification"]
+add_to_sums, add_verification, add_drafts = (_LAW[name] for name in ("add_to_sums", "add_verification", "add_drafts"))
 attention_time, draft_attention_time, pass_time = (
     _LAW[name] for name in ("attention_time", "draft_attention_time", "pass_time")
 )
@@ -37,6 +37,7 @@ def clear(sums, num_kinds):
         s.prefill_pairs = 0
         s.query_tiles = 0
         s.num_prefills = 0
+        s.draft_keys = 0
 
 
 @inlined
@@ -68,7 +69,7 @@ def price_step(a, r):
             )
             a.scratch[rank, DRAFT] = draft_attention_time(
                 a.draft_attention[r], price.num_draft_kinds, sums, price.first_attends, scheduler.draft_passes,
-                scheduler.num_drafting, scheduler.draft_keys,
+                scheduler.num_drafting,
             )  # fmt: skip
             total += a.scratch[rank, DRAFT]
         else:

@@ -10,7 +10,7 @@ from .blocks import identify
 from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
-from .pricing import add_to_sums, add_verification
+from .pricing import add_drafts, add_to_sums, add_verification
 from .queue import remove
 from .state import (
     ADMIT,
@@ -70,7 +70,6 @@ def begin_step(core):
     scheduler.draft_passes = core.plan[scheduler.num_running, 1]
     scheduler.num_entries = scheduler.num_forked = 0
     scheduler.num_verified = scheduler.num_drafting = 0
-    scheduler.draft_keys = 0
     scheduler.preempted = scheduler.prefilled = 0
     scheduler.wished_tokens = 0
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
@@ -196,7 +195,7 @@ def draft_next(core, request, num_tokens):
     request.num_drafts = scheduler.num_spec_tokens
     if scheduler.num_spec_tokens > 0:
         scheduler.num_drafting += 1
-        scheduler.draft_keys += num_tokens
+        add_drafts(core.sums, core.attention, core.price.num_kinds, num_tokens)
 
 
 @compiled

@@ -322,7 +322,6 @@ SCHEDULER = np.dtype(
         ("num_verified", "i4"),  # drafts in it
         ("num_drafting", "i4"),  # sequences that sample in it and so draft
         ("draft_passes", "i4"),  # of the drafter after its first
-        ("draft_keys", "i8"),  # tokens before the drafts, of all that draft
         ("num_tokens", "i4"),
         ("free_cpu_blocks", "i4"),
         ("num_block_copies", "i4"),  # blocks copied within the device since the last step
@@ -355,6 +354,7 @@ SUMS = np.dtype(
         ("prefill_pairs", "i8"),
         ("query_tiles", "i8"),
         ("num_prefills", "i8"),
+        ("draft_keys", "i8"),  # of those that draft, before their drafts
     ],
     align=True,
 )
