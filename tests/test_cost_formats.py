@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from shared import SHARED, needs_shared
 
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
@@ -14,6 +15,7 @@ from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.roofline import add_time, rate, zero_split
 from infersim.cost.sharding import check_modelled
+from infersim.deployment import deploy
 from infersim.models.catalog import load_model
 
 H100, A100, B200 = (load_hardware(name) for name in ("h100-sxm", "a100-sxm-80gb", "b200-sxm"))
@@ -123,3 +125,23 @@ def test_the_gain_of_fp8_was_measured(system, profile):
     assert small < large - 0.3
     whole = layer_seconds(hardware, "bf16", 1, 16) / layer_seconds(hardware, "fp8", 1, 16)
     assert small < whole < large + 0.3  # whose matrices are between those
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "head"),
+    [("bf16", 256), ("fp8", 128), ("nvfp4", 64 + 8), ("int8_per_token_head", 132), ("fp8_per_token_head", 132)],
+)
+def test_kv_formats_take_what_vllms_specs_say(kv_cache, head):
+    """Llama-3.1-8B: keys and values of 8 heads of 128 in 32 layers; bytes of one as vLLM 0.32 packs it."""
+    precision = Precision(kv_cache=kv_cache)
+    memory = deploy("Llama-3.1-8B", load_hardware("b200-sxm"), precision, Parallelism(), Engine()).memory
+    assert memory.kv_bytes_per_token == 32 * 8 * 2 * head
+
+
+def test_kv_formats_that_a_device_or_a_latent_cache_has_not():
+    for model, hardware, kv_cache, message in (
+        ("Llama-3.1-8B", "h100-sxm", "nvfp4", "h100-sxm has no fp4 rate"),
+        ("DeepSeek-V2-Lite", "h100-sxm", "int8_per_token_head", "a latent cache has no int8_per_token_head"),
+    ):
+        with pytest.raises(InputError, match=message):
+            deploy(model, load_hardware(hardware), Precision(kv_cache=kv_cache), Parallelism(), Engine())

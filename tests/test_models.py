@@ -273,6 +273,13 @@ def test_a_reference_model_needs_no_config():
     [
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
         ("LLAMA-3.1-8b", "Llama-3.1-8B"),
+        ("meta-llama/Llama-3.1-8B-Instruct@main", "Llama-3.1-8B"),
+        ("zai-org/GLM-4.5-Air", "GLM-4.5-Air"),
+        ("CohereForAI/c4ai-command-r-v01", "Command-R"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Nemotron-3-Nano-30B-A3B"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "Ministral-3-8B-2512"),
+        ("ibm-granite/granite-4.0-h-small", "Granite-4.0-H-Small"),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", "ERNIE-4.5-21B-A3B"),
         ("llama2-70b", "Llama-2-70B"),
         ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-v0.3"),

@@ -7,8 +7,10 @@ from pydantic import model_validator
 from .base import Description
 from .units import Parsed, short
 
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-"""bytes per element of what is not a weight"""
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16, "int8_per_token_head": 1 + 4 / 128,
+         "fp8_per_token_head": 1 + 4 / 128}  # fmt: skip
+"""bytes per element of what is not a weight, scales included: NVFP4 has one byte for 16 elements, per_token_head an
+FP32 for each key and value of a head, taken as 128 wide (vLLM 0.32, v1/kv_cache_interface.py)"""
 
 
 class Format(NamedTuple):
@@ -41,7 +43,7 @@ FORMATS = {
     "mxfp4": Format(4, 1, 32),  # e2m1 with an e8m0 scale per 32 (OCP microscaling)
 }
 """formats of weights"""
-KV_FORMATS = ("bf16", "fp16", "fp8")
+KV_FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "int8_per_token_head", "fp8_per_token_head")
 UNQUANTISED = ("bf16", "fp16", "fp32")
 MEANT = {"fp4": "nvfp4 or mxfp4", "awq": "int4", "gptq": "int4"}
 

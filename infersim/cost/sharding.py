@@ -85,6 +85,11 @@ def problems(placement: Placement) -> list[str]:
             f" {model.num_layers} is not modelled yet; must have as many"
         )
     found += formats.problems(placement)
+    if precision.kv_cache not in ("auto", "bf16", "fp16", "fp8"):
+        if model.layers[0].attention.kind in ("mla", "compressed"):
+            found.append(f"precision.kv_cache: a latent cache has no {precision.kv_cache}; must be bf16 or fp8")
+        if precision.kv_cache == "nvfp4" and "fp4" not in placement.hardware.flops:
+            found.append(f"precision.kv_cache: {placement.hardware.name} has no fp4 rate, which nvfp4 needs")
     if model.layers[0].attention.kind == "mla" and precision.kv_cache == "fp8" and placement.parallelism.context > 1:
         found.append("parallelism.context: is not modelled with a latent cache in fp8; must be 1")
     return found + _indivisible(placement)

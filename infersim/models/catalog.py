@@ -25,7 +25,8 @@ def names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> Model:
-    """A model by catalogue name (case and an organisation prefix do not matter) or by path to a config.json or folder.
+    """A model by catalogue name (case, an organisation before it and a revision behind an @ do not matter) or by path
+    to a config.json or folder.
 
     InputError says what a file lacks, or which known names come near an unknown one.
     """
@@ -35,7 +36,7 @@ def load_model(name_or_path: str | Path) -> Model:
             return model_from_config(_with_quantization(_read(path), path), _name_of(path), str(path))
     if given.endswith(".json") or given.startswith((".", "/", "~")):
         raise InputError(f"{short(given)}: no such file; must be a config.json, the folder of one, or a known name")
-    words = [word for word in re.split(r"[-_ ]", given.lower().rsplit("/", 1)[-1]) if word]
+    words = [word for word in re.split(r"[-_ ]", given.lower().partition("@")[0].rsplit("/", 1)[-1]) if word]
     index = _index()
     plain = [word for word in words if word not in SAME_ARCHITECTURE]
     name = index.get("".join(words)) or index.get("".join(plain))
