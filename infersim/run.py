@@ -73,9 +73,11 @@ def run_until_decided(
     scenario: Scenario, progress: Progress | None = None, save_detailed: bool = False
 ) -> list[Result]:
     """`run`, with as many more requests as it takes until no replication is too short to tell whether the system keeps
-    up; or with MOST_REQUESTS. InputError for a workload that is not drawn."""
+    up; or with MOST_REQUESTS. InputError for a workload that is not drawn, or rises to its end."""
     if scenario.workload.num_requests is None or scenario.workload.trace is not None:
         raise InputError("--until-decided: this workload is a recording; must be drawn, with workload.num_requests")
+    if scenario.workload.ramp_up:
+        raise InputError("--until-decided: more requests only stretch workload.ramp_up; must be a request_rate")
     while True:
         results = run(scenario, progress, save_detailed)
         needed = max(judge(result).needed_requests or 0 for result in results)

@@ -274,6 +274,21 @@ def test_colour_is_for_terminals_only(scenario):
     os.close(main)
 
 
+def test_a_ramp_is_not_decided_by_more_requests(scenario):
+    """They would only stretch it; the verdict asks for none."""
+    ramp = [
+        "--set",
+        "workload.request_rate=null",
+        "--set",
+        "workload.ramp_up={strategy: linear, start_rps: 1, end_rps: 9}",
+    ]
+    refused = invoke("run", scenario(), "--until-decided", *ramp)
+    assert refused.exit_code == 2
+    assert "stretch workload.ramp_up" in refused.output
+    verdict = json.loads(invoke("run", scenario(), "--json", *ramp).stdout)["verdict"]
+    assert verdict["needed_requests"] is None
+
+
 def test_until_decided_goes_on_until_the_run_is_long_enough(scenario):
     """Fifty requests tell nothing; the answer is then that of a longer run, which the document shows."""
     document = json.loads(invoke("run", scenario(), "--until-decided", "--json").stdout)

@@ -431,3 +431,91 @@ def test_most_users(small):
     assert decide(scenario, 1, users).met
     assert not decide(scenario, 1, round(1.1 * users)).met
     assert answer["best"]["scenario"]["workload"]["users"] == users
+
+
+MORE_FEATURES = [
+    *FEATURES,
+    {"parallelism": {"tensor": 2}},
+    {"parallelism": {"attention_data": 2}},
+    {"model": "Qwen3-30B-A3B"},
+    {"model": "Gemma-3-27B"},
+    {"precision": {"weights": "fp8", "kv_cache": "fp8"}},
+    {"precision": {"weights": "int4"}},
+    {"cluster": {"replicas": 3}},
+    {"cluster": {"prefill": {}, "decode": {"replicas": 2}, "transfer": {"bandwidth": "50 GB/s"}}},
+    {"workload": {"n": 4}},
+    {"workload": {"burstiness": 0.3}},
+    {"workload": {"timeout": 3, "retries": 1}},
+    {"workload": {"prefixes": {"count": 3, "tokens": {"uniform": [100, 3000]}}}, "engine": {"preset": "sglang-0.5"}},
+    {"engine": {"preset": "orca"}},
+    {"engine": {"preset": "static"}},
+    {"engine": {"max_num_seqs": 4, "num_gpu_blocks_override": 900, "max_model_len": 13_000}},
+    {"engine": {"max_num_batched_tokens": 512}},
+]
+
+
+def _merged(*parts):
+    found = {}
+    for part in parts:
+        for key, value in part.items():
+            found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300))
+def test_no_mixture_of_features_beats_a_bound(seed):
+    """One to three features at once, at a load from light to far too much."""
+    draw = random.Random(f"mixture {seed}")
+    limits = [f"{s}_{m}_ms" for s in ("mean", "p50", "p95", "p99") for m in ("ttft", "tpot", "e2el", "itl")]
+    load = {
+        "request_rate": draw.choice([0.5, 2, 10, 50]),
+        "num_requests": draw.choice([20, 60, 150]),
+        "input_tokens": draw.choice([50, 2000, {"uniform": [10, 4000]}, {"lognormal": {"median": 500, "p90": 3000}}]),
+        "output_tokens": draw.choice([1, 2, 100, {"uniform": [1, 200]}]),
+    }
+    keys = {"model": "Llama-3.1-8B", "hardware": draw.choice(["h100-sxm", "l40s", "mi300x"])}
+    keys |= {"workload": load, "slo": dict.fromkeys(limits, 1e6)}
+    keys = _merged(keys, *draw.sample(MORE_FEATURES, draw.choice([1, 2, 3])))
+    try:
+        scenario = build_scenario(keys, "test")
+        bounds = bounds_of(scenario, Lengths(scenario.workload, scenario.simulation.seed))
+        metrics = measure(run(scenario)[0])
+    except InputError:
+        pytest.skip("these do not go together")
+    reached = {key: metrics[key.replace("p50", "median")] for key in bounds.latency}
+    assert bounds.violated({key: value for key, value in reached.items() if value is not None}) == []
+    assert (metrics["request_throughput"] or 0.0) <= scenario.cluster.replicas * bounds.rate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_brute_force_finds_the_same_winner(small, seed):
+    """Random small grids: no candidate with any number of replicas that holds the SLO costs less than the answer."""
+    draw = random.Random(f"grid {seed}")
+    devices = draw.sample(["l4", "l40s", "a100-sxm-80gb", "h100-sxm", "mi300x"], 3)
+    prices = {device: round(draw.uniform(0.3, 4), 2) for device in devices}
+    axes = {
+        "hardware": devices,
+        "parallelism": draw.sample([{}, {"tensor": 2}, {"pipeline": 2}, {"attention_data": 2}], 2),
+        draw.choice(["engine.max_num_seqs", "engine.max_num_batched_tokens"]): draw.sample([128, 256, 1024], 2),
+    }
+    load = {"input_tokens": draw.choice([100, 500, 2000]), "output_tokens": {"uniform": [20, draw.choice([60, 200])]}}
+    load |= {"request_rate": draw.choice([2, 5, 15]), "num_requests": 300}
+    slo = {"p99_ttft_ms": draw.choice([300, 1000, 5000]), "p99_tpot_ms": draw.choice([20, 40, 100])}
+    path = small(candidates=axes, workload=load, slo=slo, max_gpus=3, prices={"usd_per_hour": prices})
+    answer = plan(path)
+    the_plan, candidates = load_plan(path)
+    costs = []
+    for candidate in candidates:
+        each = num_gpus(candidate)
+        for replicas in range(1, the_plan.max_gpus // each + 1):
+            cost = replicas * each * prices[candidate.hardware.name]
+            if not costs or cost < min(costs):  # dearer ones cannot win
+                try:
+                    costs += [cost] if decide(candidate, replicas, load["request_rate"]).met else []
+                except InputError:
+                    break
+    assert answer["feasible"] == bool(costs)
+    if costs:
+        assert sum(answer["best"]["cost"]["usd_per_hour"]) / 2 == pytest.approx(min(costs))

@@ -100,6 +100,11 @@ def judge(result: Result) -> Verdict:
             limit=load.max_concurrency,
         )
     )
+    if verdict.needed_requests and load.ramp_up:
+        reason = (
+            f"{verdict.reason.rpartition(';')[0]}; the rate rises to the end, so that no number of requests would tell"
+        )
+        return replace(verdict, reason=reason, needed_requests=None)
     if verdict.burst and load.request_rate is not None and math.isfinite(load.request_rate):
         needed = _round(max(2 * len(result.requests), LEAST))
         return replace(
