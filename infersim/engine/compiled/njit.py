@@ -3,17 +3,32 @@
 import os
 
 from numba import njit
+from numba.core.types import unliteral
 
-# Nothing is allocated, so no reference is counted (_nrt). Python calls the entry of compiled.py and no function besides
-# it, so none has a wrapper for Python. The few large functions with one caller are inlined.
 BOUNDS_CHECKED = bool(os.environ.get("INFERSIM_BOUNDSCHECK"))
 """Whether an index out of bounds ends the process (arrays.Rows), for tests: see build.key."""
+
+# Nothing is allocated, so no reference is counted (_nrt). Python calls the entry of compiled.py and no function besides
+# it, so none has a wrapper for Python. What Numba would rewrite (constant indices, raise) LLVM does as well, or is not
+# there.
 OPTIONS = {
     "error_model": "numpy",
     "nogil": True,
+    "no_rewrites": True,
     "_nrt": False,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }
-compiled = njit(**OPTIONS)
-inlined = njit(**OPTIONS, forceinline=True)
+
+
+def compiled(function, **options):
+    """A function of the engine, compiled once for each set of types; Numba would compile it for each constant too."""
+    dispatcher = njit(**OPTIONS, **options)(function)
+    resolve = dispatcher.get_call_template
+    dispatcher.get_call_template = lambda args, kws: resolve([unliteral(a) for a in args], kws)
+    return dispatcher
+
+
+def inlined(function):
+    """`compiled` for a large function with one caller, or a small one in a loop."""
+    return compiled(function, forceinline=True)
