@@ -4,7 +4,7 @@ import numpy as np
 
 from infersim.config.scenario import build_scenario
 from infersim.deployment import deployment_of
-from infersim.engine.compiled import state
+from infersim.engine.compiled import histogram, state
 from infersim.metrics.replicas import Replicas
 from infersim.metrics.result import Ran, Result
 
@@ -15,8 +15,8 @@ def scenario_of(**keys):
 
 
 def histogram_of(gaps) -> np.ndarray:
-    bins = (np.asarray(gaps, "f8").view("i8") >> state.HISTOGRAM_SHIFT) - state.HISTOGRAM_FIRST
-    return np.bincount(bins, minlength=state.HISTOGRAM_BINS)
+    bins = (np.asarray(gaps, "f8").view("i8") >> histogram.HISTOGRAM_SHIFT) - histogram.HISTOGRAM_FIRST
+    return np.bincount(bins, minlength=histogram.HISTOGRAM_BINS)
 
 
 def result_of(

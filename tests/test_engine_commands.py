@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import COLUMNS, Scenario, scenarios
 
-from infersim.engine.compiled import state
+from infersim.engine.compiled import interface, state
 from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
 from infersim.engine.replica import ReplicaSpec, make_knobs
@@ -132,6 +132,6 @@ def test_many_replicas_take_turns_in_order_of_time():
     for replica, arrival in enumerate(arrivals):
         fleet.submit(replica, arrival, 4, 1, 1)
     times = []
-    while len(events := fleet.advance(events=state.FINISHED)):
+    while len(events := fleet.advance(events=interface.FINISHED)):
         times += events["time"].tolist()
     assert times == pytest.approx(np.sort(arrivals) + 1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from strategies import COLUMNS, InTurn, Scenario, scenarios
 
-from infersim.engine.compiled import state
+from infersim.engine.compiled import histogram, interface, state
 from infersim.engine.fleet import Fleet
 from infersim.engine.replica import ReplicaSpec, make_knobs
 
@@ -117,8 +117,8 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
     assert fleet.time_by_resource.sum() == pytest.approx(replica["busy_time"], rel=1e-9)
     assert fleet.histogram.sum() == len(gaps)
     if exact:  # a gap near a bin's edge may fall on either side if it was rounded
-        bins = (np.array(gaps).view("i8") >> state.HISTOGRAM_SHIFT) - state.HISTOGRAM_FIRST
-        assert np.array_equal(np.bincount(bins.clip(0), minlength=state.HISTOGRAM_BINS), fleet.histogram)
+        bins = (np.array(gaps).view("i8") >> histogram.HISTOGRAM_SHIFT) - histogram.HISTOGRAM_FIRST
+        assert np.array_equal(np.bincount(bins.clip(0), minlength=histogram.HISTOGRAM_BINS), fleet.histogram)
 
 
 def assert_groups_agree(fleet: Fleet, expected: oracle.Outcome, tolerance: float) -> None:
@@ -205,7 +205,7 @@ def test_where_it_is_stopped_changes_nothing(scenario, data):
 @given(*2 * [scenarios(exact=True, may_speculate=False, forks=False)])
 def test_replicas_do_not_disturb_each_other(one, other):
     """Two replicas of a fleet run as each would alone, one after another or in turns."""
-    for mask in (0, state.FINISHED):
+    for mask in (0, interface.FINISHED):
         specs = [replica_of(s) for s in (one, other)]
         fleet = Fleet(specs, shares_text=shares_text(one) or shares_text(other))
         submit(fleet, one.requests, 0)
@@ -227,7 +227,7 @@ def test_every_event_comes_once_and_in_order(scenario):
     for replica in range(2):
         submit(fleet, scenario.requests, replica)
     seen = []
-    mask = state.PREFILL_DONE | state.FINISHED | state.TURNED_AWAY
+    mask = interface.PREFILL_DONE | interface.FINISHED | interface.TURNED_AWAY
     while len(events := fleet.advance(events=mask)):
         seen += events.tolist()
     times = [event[0] for event in seen]

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..config.cluster import Admission, Cluster, EncodePool
 from ..config.cluster import Router as RouterSpec
+from ..engine.compiled.interface import FINISHED
 from ..engine.compiled.state import (
     COMPLETED,
-    FINISHED,
     LOST,
     OVER_MAX_MODEL_LEN,
     PENDING,

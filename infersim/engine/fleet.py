@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiled import state
+from .compiled import interface, state
 from .compiled.build import load
 from .compiled.draws import make_keys, uniforms
 from .memory import forget, size_memory, untouched
@@ -35,7 +35,7 @@ class Fleet:
         self.knobs = np.array([replica.knobs for replica in replicas], state.KNOBS)
         max_num_seqs = int(self.knobs["max_num_seqs"].max())
         steps_in_flight = int(self.knobs["steps_in_flight"].max())
-        self.call = np.zeros(1, state.CALL)
+        self.call = np.zeros(1, interface.CALL)
         self.call["num_replicas"], self.call["ranks"] = n, ranks
         self.call["num_schedulers"] = n * ranks
         self.call["num_leaves"] = 1 << (n - 1).bit_length()
@@ -57,7 +57,7 @@ class Fleet:
         self.sequences = np.zeros((1, self.num_sequences), state.SEQUENCE)
         size_memory(self.knobs, self.schedulers, self.call, shares_text)
         self.blocks, self.nodes, self.tables = (
-            untouched(self._shape(name), np.dtype(state.ARRAYS[name][0])) for name in ("blocks", "nodes", "tables")
+            untouched(self._shape(name), np.dtype(interface.ARRAYS[name][0])) for name in ("blocks", "nodes", "tables")
         )
         self.hashes = self._zeros("hashes")
         self.segments = np.zeros(1, state.SEGMENT)
@@ -85,12 +85,12 @@ class Fleet:
         self._moved()
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """What state.ARRAYS declares, of this fleet."""
+        """What interface.ARRAYS declares, of this fleet."""
         call = self.call[0]
-        return tuple(size if isinstance(size, int) else int(call[size]) for size in state.ARRAYS[name][1])
+        return tuple(size if isinstance(size, int) else int(call[size]) for size in interface.ARRAYS[name][1])
 
     def _zeros(self, name: str) -> np.ndarray:
-        return np.zeros(self._shape(name), state.ARRAYS[name][0])
+        return np.zeros(self._shape(name), interface.ARRAYS[name][0])
 
     @property
     def requests(self) -> np.ndarray:
@@ -276,7 +276,7 @@ class Fleet:
 
     def abort(self, row: int, time: float) -> bool:
         """End a request at `time`, to which the fleet has been advanced; False if it had ended before."""
-        if self._command(state.ABORT, row, time):
+        if self._command(interface.ABORT, row, time):
             if self._requests["sent"][row] >= 0:
                 self.aborted_time += time - float(self._requests["sent"][row])
             return True
@@ -289,15 +289,15 @@ class Fleet:
         """
         self._replica[row] = replica
         self._requests["rank"][row] = self._turns(replica, 1)[0]
-        return self._command(state.RESERVE, row, time) - 1
+        return self._command(interface.RESERVE, row, time) - 1
 
     def release(self, row: int, time: float) -> None:
         """Free the blocks that a completed request kept because its `hold` was set."""
-        self._command(state.RELEASE, row, time)
+        self._command(interface.RELEASE, row, time)
 
     def match(self, row: int) -> np.ndarray:
         """i4[R]: tokens of an added request's prompt that each replica's prefix cache has now."""
-        self._command(state.MATCH, row, 0.0)
+        self._command(interface.MATCH, row, 0.0)
         return self.replicas["num_matched"]
 
     def fail(self, replica: int, time: float) -> list[int]:
@@ -345,7 +345,7 @@ class Fleet:
         call = self.call[0]
         call["command"], call["subject"], call["until"], call["event_mask"] = command, row, time, 0
         self._entry(self._call_address)
-        call["command"] = state.ADVANCE
+        call["command"] = interface.ADVANCE
         return int(call["done"])
 
     def _moved(self) -> None:
@@ -358,7 +358,7 @@ class Fleet:
         self.call["num_requests"], self.call["num_gaps"] = self.num_requests, len(self.gaps)
         self.call["num_segments"], self.call["num_groups"] = len(self.segments), len(self.sequences)
         self.call["num_gap_offsets"], self.call["num_sequences"] = len(self.gap_offset), self.num_sequences
-        for i, (name, (element, _)) in enumerate(state.ARRAYS.items()):
+        for i, (name, (element, _)) in enumerate(interface.ARRAYS.items()):
             array, shape = getattr(self, name), self._shape(name)
             if array.dtype != element or array.shape != shape or not array.flags.c_contiguous:
                 raise AssertionError(f"{name} is {array.dtype}{array.shape}, not {element}{shape}")

@@ -12,7 +12,8 @@ end, over the requests sent after it.
 
 import numpy as np
 
-from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, TIMED_OUT, histogram_centres
+from infersim.engine.compiled.histogram import histogram_centres
+from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, TIMED_OUT
 
 from .result import Result
 

@@ -14,7 +14,8 @@ from infersim.config.cluster import Kind
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
 from infersim.deployment import deployments_of, served_name
-from infersim.engine.compiled.state import COMPLETED, FINISHED, PREFILL_DONE, REJECTED, TURNED_AWAY
+from infersim.engine.compiled.interface import FINISHED, PREFILL_DONE, TURNED_AWAY
+from infersim.engine.compiled.state import COMPLETED, REJECTED
 from infersim.engine.fleet import Fleet
 from infersim.run import sites_of
 from infersim.workload.acceptance import acceptance_table

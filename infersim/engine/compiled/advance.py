@@ -1,9 +1,10 @@
 """All replicas of a fleet over time, one after another or in turns. Compiled; the one entry to the compiled code."""
 
 from .commands import abort, match, release, reserve
+from .interface import ABORT, ADVANCE, MATCH, RELEASE, RESERVE
 from .njit import compiled, inlined
-from .replica import INFINITY, end_step, next_time, start_step
-from .state import ABORT, ADVANCE, MATCH, RELEASE, RESERVE
+from .output import update_from_output
+from .replica import INFINITY, next_time, start_step
 
 
 @inlined
@@ -47,7 +48,7 @@ def advance(a):
     """Advance all replicas to `call.until`, or to the first event asked for; what is due at `until` is left undone.
 
     Without an event mask the replicas are independent and run one after another; with one they take turns in order of
-    time, so that none is ahead of the event. a: state.ARRAYS.
+    time, so that none is ahead of the event. a: interface.ARRAYS.
     """
     call = a.call
     call.num_events = 0
@@ -77,7 +78,7 @@ def advance(a):
             continue
         replica.now = time
         if replica.in_flight == a.knobs[r].steps_in_flight or (replica.in_flight > 0 and replica.blocked):
-            end_step(a, r)
+            update_from_output(a, r)
         elif not start_step(a, r):
             call.stuck_replica = r
             return

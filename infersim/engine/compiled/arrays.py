@@ -1,4 +1,4 @@
-"""How compiled code sees state.ARRAYS: all of them through the address of a state.CALL, or those of one rank.
+"""How compiled code sees interface.ARRAYS: all of them through the address of a interface.CALL, or those of one rank.
 
 Rows and arrays have types of their own, since Numba's say more than is needed: an array of its is seven words or more
 as an argument, any index may count from the end, and each width of an integer compiles its callee again. Here an array
@@ -23,12 +23,12 @@ from numba.extending import (
 )
 from numba.np.numpy_support import from_dtype
 
-from . import state
+from . import interface, state
 from .njit import BOUNDS_CHECKED
 
 WORD = ir.IntType(64)
 BYTE = ir.IntType(8)
-NAMES = {id(value): name for name, value in vars(state).items() if isinstance(value, np.dtype)}
+NAMES = {id(value): name for name, value in (vars(state) | vars(interface)).items() if isinstance(value, np.dtype)}
 CONSTANT = {"KNOBS", "PRICE", "ATTENTION_PRICE", "SEGMENT"}
 """rows that compiled code only reads"""
 
@@ -215,14 +215,14 @@ def length(context, builder, signature, arguments):
 
 # --- all of them, and those of one rank -------------------------------------------------------------------------------
 class Arrays(types.Type):
-    """state.ARRAYS by name, and `call`, through the address of the state.CALL that knows where they are."""
+    """interface.ARRAYS by name, and `call`, through the address of the interface.CALL that knows where they are."""
 
     def __init__(self):
         super().__init__(name="Arrays")
 
 
 class Core(types.Type):
-    """What the scheduler of one rank works on: its part of state.ARRAYS, as CORE has it; vLLM's EngineCore.
+    """What the scheduler of one rank works on: its part of interface.ARRAYS, as CORE has it; vLLM's EngineCore.
 
     running: i4[max_num_seqs], request rows in order of admission; step: i4[max_num_seqs], the step being made: a
     request row if it samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many each verifies.
@@ -251,7 +251,7 @@ CORE = {
     "step": ("steps", "rank", "slot"),
     "drafts": ("drafts", "rank", "slot"),
 }
-"""where in state.ARRAYS: name, and what it is indexed with"""
+"""where in interface.ARRAYS: name, and what it is indexed with"""
 
 
 @register_model(Arrays)
@@ -271,10 +271,10 @@ class ArraysFields(AttributeTemplate):
     key = Arrays
 
     def generic_resolve(self, arrays, name):
-        if name in state.ARRAYS:
-            element, shape = state.ARRAYS[name]
+        if name in interface.ARRAYS:
+            element, shape = interface.ARRAYS[name]
             return Rows(element, len(shape))
-        return Row(state.CALL) if name == "call" else None
+        return Row(interface.CALL) if name == "call" else None
 
 
 @infer_getattr
@@ -284,7 +284,7 @@ class CoreFields(AttributeTemplate):
     def generic_resolve(self, core, name):
         if name in CORE:
             array, *indices = CORE[name]
-            element, shape = state.ARRAYS[array]
+            element, shape = interface.ARRAYS[array]
             return type_of(np.dtype(element) if isinstance(element, str) else element, len(shape) - len(indices))
 
 
@@ -294,13 +294,13 @@ def get_array(context, builder, arrays, call, name):
         return call
 
     def load(field, place=0):
-        address = _gep(builder, call, state.CALL.fields[field][1] + 8 * place)
+        address = _gep(builder, call, interface.CALL.fields[field][1] + 8 * place)
         value = builder.load(builder.bitcast(address, WORD.as_pointer()))
         _mark(builder, value, f"CALL.{field}", True)
         return value
 
-    element, shape = state.ARRAYS[name]
-    data = builder.inttoptr(load("addresses", list(state.ARRAYS).index(name)), BYTE.as_pointer())
+    element, shape = interface.ARRAYS[name]
+    data = builder.inttoptr(load("addresses", list(interface.ARRAYS).index(name)), BYTE.as_pointer())
     lengths = [ir.Constant(WORD, size) if isinstance(size, int) else load(size) for size in shape]
     return make_rows(context, builder, Rows(element, len(shape)), data, lengths)
 
@@ -309,7 +309,7 @@ def get_array(context, builder, arrays, call, name):
 def get_part(context, builder, core, value, name):
     value = cgutils.create_struct_proxy(core)(context, builder, value=value)
     array, *names = CORE[name]
-    element, shape = state.ARRAYS[array]
+    element, shape = interface.ARRAYS[array]
     rows = get_array(context, builder, ARRAYS, value.arrays, array)
     if not names:
         return rows
@@ -321,7 +321,7 @@ def get_part(context, builder, core, value, name):
 
 @intrinsic
 def arrays_of(_, address):
-    """Arrays of the state.CALL at an address."""
+    """Arrays of the interface.CALL at an address."""
     return ARRAYS(address), lambda context, builder, signature, arguments: arguments[0]
 
 

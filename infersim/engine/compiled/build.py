@@ -172,7 +172,7 @@ def _read(folder: Path) -> tuple[bytes, dict] | None:
 
 @cache
 def load():
-    """The engine's entry as a ctypes function of the address of a state.CALL, compiled first if need be."""
+    """The engine's entry as a ctypes function of the address of an interface.CALL, compiled first if need be."""
     folder = cache_folder() / key()
     code, symbols = _read(folder) or _build(folder)
     llvm.initialize_native_target()

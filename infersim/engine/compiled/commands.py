@@ -6,9 +6,10 @@ from .blocks import allocate_new_blocks, find_longest_cache_hit, free_table, ide
 from .groups import forget
 from .hashes import find, hash_block, key_of
 from .njit import compiled
+from .output import drop_finished
 from .queue import remove
 from .radix import evict, insert, match_prefix, peek, release_path
-from .replica import count_outstanding, drop_finished, observe, send
+from .replica import count_outstanding, observe, send
 from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
 
 

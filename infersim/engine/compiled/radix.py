@@ -10,8 +10,9 @@ their segments, so a look-up costs a few operations per segment, however long. W
 consequence: blocks (SGLang's pages, of one token by default) are counted. `free_blocks` counts those that nobody holds,
 `evictable_blocks` those of them that the tree still fills with text.
 
-nodes: this rank's of state.ARRAYS; row 0 is the root, and closes the ring of nodes that nobody holds, least recently
-used first. In it a node stands before its parent, since who uses it uses the parent: the first one is always a leaf.
+nodes: this rank's of interface.ARRAYS; row 0 is the root, and closes the ring of nodes that nobody holds, least
+recently used first. In it a node stands before its parent, since who uses it uses the parent: the first one is always a
+leaf.
 """
 
 from .hashes import hash_block

@@ -6,32 +6,22 @@ flight it schedules; otherwise, or when nothing can be scheduled, it waits for t
 
 import math
 
-import numpy as np
-
 from .allocation import free
 from .arrays import core_of
-from .groups import forget, go_on
+from .groups import forget
+from .interface import FINISHED, TURNED_AWAY
 from .njit import compiled, inlined
 from .pricing import price_step
 from .queue import push_front, push_in_order, remove
-from .radix import before_step, evict, insert, release_path
+from .radix import before_step, evict
 from .scheduler import schedule
-from .speculation import num_accepted, uniform
 from .state import (
     ABORTED,
-    COMPLETED,
-    FINISHED,
-    HISTOGRAM_BINS,
-    HISTOGRAM_FIRST,
-    HISTOGRAM_SHIFT,
     HOST,
     OVER_MAX_MODEL_LEN,
     PENDING,
-    PREFILL_DONE,
     PROMPT_TOO_LONG,
     REJECTED,
-    RUNNING,
-    TURNED_AWAY,
     WAITING,
 )
 
@@ -146,172 +136,6 @@ def observe(a, r, time):
         replica.occupied_time += elapsed
     replica.peak_running = max(replica.peak_running, running)
     replica.peak_blocks = max(replica.peak_blocks, blocks)
-
-
-@compiled
-def gap_bin(gap):
-    """Histogram bin of an inter-token gap in seconds."""
-    b = (np.float64(gap).view(np.int64) >> HISTOGRAM_SHIFT) - HISTOGRAM_FIRST
-    return min(max(b, 0), HISTOGRAM_BINS - 1)
-
-
-@compiled
-def finish(a, r, rank, q, end):
-    """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
-    request, replica, core = a.requests[q], a.replicas[r], core_of(a, r, rank, 0)
-    was_waiting = request.status == WAITING
-    if was_waiting:  # preempted while its last token was in flight
-        remove(a.requests, core.scheduler, q)
-    request.status = COMPLETED
-    if core.knobs.radix:
-        end_text(q, core.scheduler, core.knobs, a.requests, core.nodes, a.segments)
-    if request.hold:
-        replica.num_reserved += 1
-    else:
-        free(core, request)
-    replica.num_finished += 1
-    count_outstanding(replica, -1, end)
-    log_event(a, r, q, FINISHED)
-    if core.knobs.max_concurrency > 0:
-        send(a, r, end, end)
-    return not was_waiting
-
-
-@compiled
-def end_text(q, scheduler, knobs, requests, nodes, segments):
-    """What the completed request q has computed since its prefill enters the radix tree; it holds that no longer, but
-    for somebody who is still to read it."""
-    request = requests[q]
-    computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens - 1)
-    if computed > request.prefill_end:  # else it was preempted, or ends with its prefill
-        insert(q, computed, scheduler, knobs, requests, nodes, segments)
-    if not request.hold:
-        release_path(request, scheduler, nodes)
-
-
-@compiled
-def enter_prefills(a, r, slot):
-    """What prefills that end with a step have computed enters the radix trees, before its tokens are looked at."""
-    knobs = a.knobs[r]
-    for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
-        scheduler = a.schedulers[rank]
-        for i in range(a.counts[rank, slot]):
-            q = a.steps[rank, slot, i]
-            if q >= 0 and a.requests[q].entered == 0 and a.requests[q].status == RUNNING:
-                insert(q, a.requests[q].prefill_end, scheduler, knobs, a.requests, a.nodes[rank], a.segments)
-                a.requests[q].entered = 1
-
-
-@compiled
-def drop_finished(requests, scheduler, running):
-    """Close the gaps that finished requests leave in the running list."""
-    kept = 0
-    for i in range(scheduler.num_running):
-        q = running[i]
-        if requests[q].status == RUNNING:
-            running[kept] = q
-            kept += 1
-    scheduler.num_running = kept
-
-
-@compiled
-def deliver(a, r, slot, end):
-    """When clients have the tokens of the step that ended, on the mean of all: the API server sends one after another,
-    in turn with the requests that it takes. A sequence's tokens of one step go together, and wasted ones nowhere."""
-    knobs, replica = a.knobs[r], a.replicas[r]
-    tokens = 0
-    for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
-        for i in range(a.counts[rank, slot]):
-            q = a.steps[rank, slot, i]
-            if q >= 0 and a.requests[q].status < COMPLETED:
-                tokens += 1
-    begin = max(replica.front_end, end)
-    replica.front_end = begin + tokens * knobs.host_token_time
-    return begin + (tokens + 1) * 0.5 * knobs.host_token_time if tokens > 0 else end
-
-
-@inlined
-def end_step(a, r):
-    """Process the outputs of the oldest step in flight, whose tokens are known when it ends."""
-    call, requests, replica, knobs = a.call, a.requests, a.replicas[r], a.knobs[r]
-    observe(a, r, replica.now)
-    slot = replica.oldest_step
-    end = a.step_end[r, slot]
-    replica.oldest_step = slot + 1 if slot + 1 < knobs.steps_in_flight else 0
-    replica.in_flight -= 1
-    replica.blocked = 0
-    if knobs.max_concurrency > 0 or knobs.host_token_time > 0.0:
-        send(a, r, end, 0.0)
-    if knobs.host_token_time > 0.0:
-        end = deliver(a, r, slot, end)
-        send(a, r, end, 0.0)
-    num_drafts, num_drafts_accepted = 0, 0
-    regular_gaps = 0  # of sequences that also had a token in the step before: all the same
-    last_end = replica.last_end
-    keep_gaps = call.num_gaps > 0
-    speculates = call.depth > 0
-    one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
-    if knobs.radix:
-        enter_prefills(a, r, slot)
-    placeholder = 1 if knobs.async_scheduling else 0
-    grouped = knobs.num_sequences > 1
-    for rank in range(r * call.ranks, (r + 1) * call.ranks):
-        scheduler = a.schedulers[rank]
-        step, drafts = a.steps[rank, slot], a.drafts[rank, slot]
-        finished = False
-        if grouped:
-            go_on(requests, scheduler, knobs, a.blocks[rank], a.sequences, step, a.counts[rank, slot], end)
-        for i in range(a.counts[rank, slot]):
-            q = step[i]
-            if q < 0:
-                continue
-            request = requests[q]
-            if request.status >= COMPLETED:
-                replica.num_wasted_tokens += 1 + (drafts[i] if speculates else 0)
-                continue
-            accepted = 0
-            if one_by_one:
-                request.num_tokens += 1 - placeholder
-            elif speculates and drafts[i] > 0:
-                accepted = num_accepted(request, a.accepted, call.depth, drafts[i])
-                refused = drafts[i] - accepted
-                if request.status == RUNNING:  # else preempted, and nothing of it is computed
-                    request.num_computed_tokens -= refused
-                    scheduler.held_tokens -= refused
-                request.num_tokens -= placeholder * (1 + drafts[i]) - (1 + accepted)
-                num_drafts += drafts[i]
-                num_drafts_accepted += accepted
-                accepted = min(accepted, request.stop_tokens - request.num_output_tokens - 1)
-                request.num_accepted_tokens += accepted
-            elif knobs.jump_tokens > 0 and uniform(request.key, request.num_output_tokens) < knobs.jump_chance:
-                # what the grammar leaves no choice about is computed in the next step, beside the token after it
-                accepted = min(knobs.jump_tokens, request.stop_tokens - request.num_output_tokens - 1)
-                request.num_tokens += 1 + accepted
-                request.num_accepted_tokens += accepted
-            else:
-                request.num_tokens += 1 - placeholder
-            tokens = request.num_output_tokens + 1 + accepted
-            request.num_output_tokens = tokens
-            last_token = request.last_token
-            request.last_token = end
-            if last_token == last_end:
-                regular_gaps += 1
-            elif tokens > 1 + accepted:
-                a.histogram[gap_bin(end - last_token)] += 1
-            else:
-                request.first_token = end
-                log_event(a, r, q, PREFILL_DONE)
-            if keep_gaps and tokens > 1 + accepted:
-                a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
-            if tokens >= request.stop_tokens:
-                finished |= finish(a, r, rank, q, end)
-        if finished:
-            drop_finished(requests, scheduler, a.running[rank])
-    replica.num_drafts += num_drafts
-    replica.num_accepted += num_drafts_accepted
-    if regular_gaps > 0:
-        a.histogram[gap_bin(end - last_end)] += regular_gaps
-    replica.last_end = end
 
 
 @compiled
