@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from .config.scenario import Given, Scenario
+    from .config.scenario import Given
     from .metrics.result import Result
 
 Settings = Mapping[str, Any]
@@ -58,7 +58,7 @@ class Answer:
         from .report.html import write_page
         from .report.sections import run_page
 
-        write_page(Path(path), run_page(self.briefing, self.results[0].scenario, list(self.command)))
+        write_page(Path(path), run_page(self.briefing, self.results[0], list(self.command)))
         return Path(path)
 
     def __repr__(self) -> str:
@@ -90,11 +90,9 @@ class _Document(dict):
 class Comparison(_Document):
     """What `infersim compare --json` prints."""
 
-    def __init__(
-        self, document: Mapping[str, Any], runs: "list[list[Result]]", scenarios: "list[Scenario]", command: list[str]
-    ) -> None:
+    def __init__(self, document: Mapping[str, Any], runs: "list[list[Result]]", command: list[str]) -> None:
         super().__init__(document)
-        self.runs, self.scenarios, self.command = runs, scenarios, command
+        self.runs, self.command = runs, command
 
     def report(self, path: str | Path) -> Path:
         """Writes the page of `infersim compare --report`, which takes some more simulations."""
@@ -104,7 +102,7 @@ class Comparison(_Document):
 
         answers = [variant["answer"] for variant in self["variants"]]
         briefings = [brief(results, answer) for results, answer in zip(self.runs, answers, strict=True)]
-        write_page(Path(path), compare_page(self, briefings, self.scenarios, self.command))
+        write_page(Path(path), compare_page(self, briefings, [results[0] for results in self.runs], self.command))
         return Path(path)
 
     def _lines(self) -> list[str]:
@@ -201,7 +199,7 @@ def compare(*scenarios: "Given", variants: Iterable[Settings] = ()) -> Compariso
     compared = load_compared(scenarios, settings)
     runs = run_all(compared)
     command = _command("compare", scenarios, _set(settings))
-    return Comparison(compare_runs(compared, runs), runs, [scenario for _, scenario in compared], command)
+    return Comparison(compare_runs(compared, runs), runs, command)
 
 
 def plan(file: "Given", settings: Settings | None = None) -> Plan:

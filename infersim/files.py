@@ -1,7 +1,8 @@
 """Files that are written whole or not at all."""
 
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -34,11 +35,10 @@ def make_folder(folder: Path, asked: str) -> None:
         raise InputError(f"{asked} {folder}: cannot be written to; must be a folder that can")
 
 
-def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
-    """Remove what `replace_file` left beside files of these names in processes that were killed meanwhile."""
-    ours = tuple(f".{name}." for name in names)
+def remove_leftovers(folder: Path, ours: str) -> None:
+    """Remove what `replace_file` left beside files of the names `ours` (a pattern) in processes that were killed."""
     for path in folder.glob(".*"):
-        if path.name.startswith(ours) and path.suffix[1:].isdigit():
+        if re.fullmatch(rf"\.({ours})\.\d+", path.name):
             path.unlink(missing_ok=True)
 
 

@@ -22,7 +22,7 @@ from infersim.engine.price import StepCost
 from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.explain.summary import summarize
 from infersim.models.catalog import load_model
-from infersim.report.export import vllm_serve
+from infersim.report.servers import vllm_serve
 from infersim.report.terminal import render
 from infersim.run import run
 from infersim.workload.requests import Requests

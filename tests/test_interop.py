@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +12,15 @@ from typer.testing import CliRunner
 
 from infersim.cli.app import app
 from infersim.config.errors import InputError
-from infersim.config.scenario import load_scenario
+from infersim.config.scenario import build_scenario, load_scenario
+from infersim.config.started import read_started
+from infersim.deployment import deployments_of
 from infersim.metrics.latency import measure
+from infersim.models.catalog import load_model, names
+from infersim.models.hub import repository
 from infersim.report.bench_files import read_bench
 from infersim.report.chrome_trace import chrome_trace
+from infersim.report.export import write_export
 from infersim.report.vllm_bench import vllm_bench
 from infersim.run import run
 
@@ -149,7 +156,7 @@ def test_exports(tmp_path):
         assert flag in words, flag
     assert "--tp-size 4" in (tmp_path / "o" / "sglang.sh").read_text()
     assert "--tp_size 4" in (tmp_path / "o" / "trtllm.sh").read_text()
-    assert "--request-rate 4 " in (tmp_path / "o" / "bench.sh").read_text()
+    assert "--dataset-path trace.jsonl" in (tmp_path / "o" / "bench.sh").read_text()  # its lengths are lognormal
     for script in (tmp_path / "o").glob("*.sh"):
         subprocess.run(["sh", "-n", str(script)], check=True)
     deployment, service = yaml.safe_load_all((tmp_path / "o" / "k8s.yaml").read_text())
@@ -194,14 +201,185 @@ def test_chrome_trace(result, tmp_path):
     assert json.loads(path.read_text())["traceEvents"]
 
 
-@pytest.mark.parametrize("kind", ["deployment", "k8s"])
-def test_pools_are_not_exported_as_plain_serving(kind, tmp_path):
-    """Their roles and connector would be missing: refused before anything is simulated or written."""
-    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": {"input_tokens": 10, "output_tokens": 10},
-            "cluster": {"prefill": {}, "decode": {}, "transfer": {"bandwidth": "50 GB/s"}}}  # fmt: skip
+SERVED = {
+    "plain": {},
+    "every flag": {
+        "parallelism": {"tensor": 2, "pipeline": 2},
+        "precision": {"kv_cache": "fp8", "weights": "fp8"},
+        "engine": {
+            "preset": "vllm-0.19",
+            "max_model_len": 4096,
+            "max_num_seqs": 77,
+            "max_num_batched_tokens": 3000,
+            "block_size": 32,
+            "gpu_memory_utilization": 0.8,
+            "enable_prefix_caching": False,
+            "enforce_eager": True,
+            "long_prefill_token_threshold": 1000,
+            "num_gpu_blocks_override": 900,
+            "scheduling_policy": "priority",
+        },
+    },
+    "not in chunks": {"engine": {"preset": "vllm-0.11", "enable_chunked_prefill": False, "max_model_len": 2048}},
+    "tiers": {"engine": {"kv_offloading_size": "8 GiB"}},
+    "fp16 and experts": {
+        "model": "DeepSeek-V3",
+        "hardware": "h200-sxm",
+        "parallelism": {"attention_data": 8, "expert": 8},
+    },
+    "drafts": {
+        "speculation": {
+            "method": "draft_model",
+            "model": "Llama-3.2-1B",
+            "num_speculative_tokens": 3,
+            "draft_tensor_parallel_size": 1,
+            "acceptance": {"rate": 0.7},
+        }
+    },
+    "ngram": {"speculation": {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"rate": 0.7}}},
+    "adapters": {"lora": {"adapters": {"a": 32, "b": 32}, "max_loras": 2, "max_lora_rank": 32}},
+    "replicas": {"cluster": {"replicas": 3, "router": "least-outstanding"}},
+    "llm-d's scorers": {
+        "cluster": {"replicas": 2, "router": {"policy": "weighted", "scorers": {"queue": 1, "prefix": 5}}}
+    },
+    "Dynamo": {"cluster": {"replicas": 2, "router": {"policy": "kv-aware", "overlap_weight": 2}}},
+    "kinds": {
+        "cluster": {
+            "router": "least-kv",
+            "kinds": [
+                {"replicas": 2, "hardware": "h200-sxm", "engine": {"max_num_seqs": 99}},
+                {"replicas": 1, "parallelism": {"tensor": 2}},
+            ],
+        }
+    },
+    "pools": {
+        "cluster": {
+            "prefill": {"replicas": 2, "parallelism": {"tensor": 2}},
+            "decode": {"replicas": 3, "engine": {"max_num_seqs": 64}, "router": "least-kv"},
+            "transfer": {"bandwidth": "25 GB/s", "latency": "2 ms"},
+        }
+    },
+    "Dynamo's pools": {
+        "cluster": {
+            "prefill": {"router": "least-outstanding"},
+            "decode": {"router": "kv-aware"},
+            "transfer": {"bandwidth": "25 GB/s"},
+        }
+    },
+}
+
+
+def deployed(scenario):
+    """Everything that a run of the scenario is made of, whichever way it was written."""
+    found = []
+    for deployment, kind in deployments_of(scenario):
+        engine = asdict(deployment.engine) | {"origin": None, "preset": None}
+        router = getattr(kind, "router", scenario.cluster.router)
+        drafts = deployment.speculation
+        if drafts and drafts.model:
+            drafts = drafts.model_copy(update={"model": load_model(drafts.model).name})
+        found.append((deployment.placement, engine, deployment.memory, drafts, deployment.lora, kind.replicas, router))
+    return found, scenario.cluster.transfer
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_manifests_are_read_back_as_the_same_deployment(case, tmp_path):
+    workload = {"request_rate": 5, "num_requests": 20, "input_tokens": 50, "output_tokens": 5}
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload} | SERVED[case]
+    result = run(build_scenario(data, "test"))[0]
+    paths, _ = write_export("k8s", tmp_path, result, {})
+    text = Path(paths[0]).read_text()
+    assert "&id" not in text
+    started = read_started(text, "k8s.yaml")
+    again = build_scenario(started.keys | {"workload": workload}, "read back")
+    assert deployed(again) == deployed(result.scenario)
+
+
+@pytest.mark.parametrize("case", ["plain", "every flag", "not in chunks", "tiers", "ngram", "drafts", "adapters"])
+def test_a_line_is_read_back_as_the_same_deployment(case, tmp_path):
+    workload = {"request_rate": 5, "num_requests": 20, "input_tokens": 50, "output_tokens": 5}
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload} | SERVED[case]
+    result = run(build_scenario(data, "test"))[0]
+    write_export("deployment", tmp_path, result, {})
+    outcome = CliRunner().invoke(app, ["show", "deployment", str(tmp_path / "vllm.sh"), "--hardware", "h100-sxm"])
+    assert outcome.exit_code == 0, outcome.output
+    again = build_scenario(yaml.safe_load(outcome.output) | {"workload": workload}, "read back")
+    assert deployed(again) == deployed(result.scenario)
+
+
+def test_a_line_as_people_write_it():
+    line = "CUDA_VISIBLE_DEVICES=0 vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --max-num-seqs=64"
+    keys = read_started(f"{line} --no-enable-prefix-caching", "x").keys
+    assert keys == {"model": "meta-llama/Llama-3.1-8B-Instruct", "parallelism": {"tensor": 2},
+                    "engine": {"max_num_seqs": 64, "enable_prefix_caching": False}}  # fmt: skip
+    faults = {"vllm serve M --max-num-seq 3": "did you mean max_num_seqs", "ls": "vllm serve MODEL",
+              "vllm serve M --dtype int3": "not understood", "vllm serve --port 1": "names no model"}  # fmt: skip
+    for wrong, text in faults.items():
+        with pytest.raises(InputError, match=text):
+            read_started(wrong, "x")
+
+
+def test_pools_are_exported_with_their_roles(tmp_path):
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": {"request_rate": 5, "num_requests": 20,
+            "input_tokens": 50, "output_tokens": 5}} | SERVED["pools"]  # fmt: skip
     path = tmp_path / "pools.yaml"
     path.write_text(yaml.safe_dump(data))
-    outcome = CliRunner().invoke(app, ["run", str(path), "--export", kind, "--out", str(tmp_path / "out")])
-    assert outcome.exit_code == 2
-    assert "decode, prefill, whose roles" in outcome.output.replace("\n", " ")
-    assert not list((tmp_path / "out").glob("*"))
+    for kind in ("deployment", "k8s"):
+        outcome = CliRunner().invoke(app, ["run", str(path), "--export", kind, "--out", str(tmp_path / "out")])
+        assert outcome.exit_code == 0
+        assert "leaves out cluster.transfer" in outcome.stderr
+    for role in ("prefill", "decode"):
+        assert "NixlConnector" in (tmp_path / "out" / f"vllm-{role}.sh").read_text()
+    assert "--vllm-pd-disaggregation" in (tmp_path / "out" / "router.sh").read_text()
+    text = (tmp_path / "out" / "k8s.yaml").read_text()
+    assert "# left out: cluster.transfer" in text
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    assert {"Deployment", "InferencePool", "ConfigMap", "Service"} <= found.keys()
+    assert "--connector=nixlv2" in text
+    for script in (tmp_path / "out").glob("*.sh"):
+        subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"curve": [[0, 1], [30, 3], [60, 1]], "spikes": [{"at": 10, "duration": 5, "factor": 3}]},
+        {"prefixes": {"count": 3, "tokens": 100}},
+        {"turns": 3, "think_time": 2},
+    ],
+)
+def test_what_no_option_says_is_sent_as_a_trace(load, tmp_path):
+    """The benchmark's trace, read by infersim, is the traffic of the run: times, lengths and shared text."""
+    workload = {
+        "request_rate": 5,
+        "num_requests": 60,
+        "input_tokens": {"uniform": [30, 90]},
+        "output_tokens": 20,
+    } | load
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload}
+    result = run(build_scenario(data, "test"))[0]
+    write_export("deployment", tmp_path, result, {})
+    assert "--dataset-name timed_trace --dataset-path trace.jsonl" in " ".join(
+        (tmp_path / "bench.sh").read_text().replace("\\\n", " ").split()
+    )
+    again = run(
+        build_scenario(
+            data | {"workload": {"trace": str(tmp_path / "trace.jsonl"), "max_tokens": "output_length"}}, "test"
+        )
+    )[0]
+    for name in ("prompt_tokens", "num_output_tokens"):
+        assert sorted(again.requests[name].tolist()) == sorted(result.requests[name].tolist())
+    sent = [np.sort(each.requests["sent"]) for each in (again, result)]
+    assert sent[0] - sent[0][0] == pytest.approx(sent[1] - sent[1][0], abs=1e-5)
+    if "curve" not in load:
+        hits = [int(each.requests["num_cached_tokens"].sum()) for each in (again, result)]
+        assert hits[0] == pytest.approx(hits[1], rel=0.25)  # a block holds the end of one text and the start of another
+        assert hits[0] > 0
+
+
+def test_models_have_the_names_of_their_repositories():
+    known = {name: repository(name) for name in names()}
+    assert sum(found is not None for found in known.values()) > 0.8 * len(known)
+    assert all(load_model(found).name == name for name, found in known.items() if found)
+    assert repository("my-org/my-model") == "my-org/my-model"
+    assert repository("no such model") is None

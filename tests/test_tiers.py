@@ -18,7 +18,7 @@ from infersim.explain.attribution import divide_sum, latency_terms
 from infersim.explain.break_even import loading_over_prompt
 from infersim.explain.change import by_row
 from infersim.explain.summary import summarize
-from infersim.report.export import vllm_serve
+from infersim.report.servers import vllm_serve
 from infersim.run import run
 
 A, B, C = [(1, 16)], [(2, 19)], [(3, 16)]  # texts of blocks of 4 tokens

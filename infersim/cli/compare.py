@@ -38,8 +38,7 @@ def compare(
     runs = run_all(compared)
     document = compare_runs(compared, runs)
     if report is not None:
-        described = [scenario for _, scenario in compared]
-        Comparison(document, runs, described, ["infersim", "compare", *scenarios, *as_words(settings)]).report(report)
+        Comparison(document, runs, ["infersim", "compare", *scenarios, *as_words(settings)]).report(report)
     if as_json:
         print(to_json(document))
     else:

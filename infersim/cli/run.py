@@ -42,10 +42,9 @@ def run(
     from infersim.files import check_file, make_folder
     from infersim.planning.limits import with_limits
     from infersim.report.chrome_trace import write_chrome_trace
-    from infersim.report.export import check_kind, write_export
+    from infersim.report.export import check_kind
     from infersim.report.files import check_folder, to_json, write_result
     from infersim.report.terminal import print_report
-    from infersim.report.vllm_bench import vllm_bench
     from infersim.run import run as simulate
     from infersim.run import run_until_decided
 
@@ -59,18 +58,16 @@ def run(
     if plots is not None:
         make_folder(plots, "--plots")
     if export is not None:
-        check_kind(export, out, description)
+        check_kind(export, out)
     if out is not None:
         check_folder(out)
     go = run_until_decided if until_decided else simulate
     results = go(description, progress=_progress if sys.stderr.isatty() else None, save_detailed=save_detailed)
-    description = results[0].scenario
     with uninterrupted():
         document = with_limits(summarize(results), results[0])
         files = write_result(out, document, results, save_detailed) if out is not None else []
         if export is not None and out is not None:
-            bench = vllm_bench(results[0], save_detailed)
-            files += write_export(export, out, document["engine"], description, bench)
+            files += _export(export, out, results[0], save_detailed)
         if chrome_trace is not None:
             write_chrome_trace(chrome_trace, results[0])
             files.append(str(chrome_trace))
@@ -85,6 +82,17 @@ def run(
     if document["interrupted"]:
         return INTERRUPTED
     return SLO_MISSED if document["slo"] and document["slo"]["met"] is False else 0
+
+
+def _export(kind: str, folder: Path, result: Any, save_detailed: bool) -> list[str]:
+    """Writes an export; what it leaves out is said on stderr."""
+    from infersim.report.export import write_export
+    from infersim.report.vllm_bench import vllm_bench
+
+    files, left_out = write_export(kind, folder, result, vllm_bench(result, save_detailed))
+    for note in left_out:
+        print(f"--export {kind} leaves out {note}", file=sys.stderr)
+    return files
 
 
 def _picture(

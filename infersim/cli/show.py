@@ -423,6 +423,30 @@ def scenarios(as_json: Json = False) -> None:
     _list_folder("scenarios", as_json)
 
 
+@app.command("deployment")
+@guarded
+def deployment(
+    file: Annotated[
+        str, Argument(help="A script or text with `vllm serve ...`, or manifests of --export k8s; -: standard input.")
+    ],
+    hardware: Annotated[str | None, Option(help="Name or path of the profile of its accelerators.")] = None,
+    workload: Annotated[str | None, Option(help="Name or path of a workload.")] = None,
+) -> None:
+    """A running deployment as a scenario file: from a `vllm serve` line or Kubernetes manifests."""
+    from infersim.config.errors import InputError
+    from infersim.config.started import read_started
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read: {getattr(error, 'strerror', 'not UTF-8 text')}") from None
+    started = read_started(text, "stdin" if file == "-" else file)
+    given = {"hardware": hardware, "workload": workload}
+    for line in started.unknown:
+        print(f"# not in the file: {line}")
+    _print_yaml(started.keys | {key: value for key, value in given.items() if value})
+
+
 @app.command("bench")
 @guarded
 def bench(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from infersim.config.scenario import Scenario, build_scenario
+from infersim.config.scenario import build_scenario
 from infersim.explain.cost import cost_of
 from infersim.explain.roofline import roofline
 from infersim.explain.summary import finite, summarize
@@ -52,12 +52,12 @@ def brief_run(results: list[Result], document: dict[str, Any]) -> dict[str, Any]
     })  # fmt: skip
 
 
-def brief_plan(document: dict[str, Any]) -> dict[str, tuple[Scenario, dict[str, Any]]]:
-    """`best` and `runner-up` of a plan's answer, those that there are: the scenario and its briefing, one run each."""
+def brief_plan(document: dict[str, Any]) -> dict[str, tuple[Result, dict[str, Any]]]:
+    """`best` and `runner-up` of a plan's answer, those that there are: a run of each and its briefing."""
     found = {}
     for name in ("best", "runner_up"):
         if document[name]:
             scenario = build_scenario(document[name]["scenario"], name)
             results = run(scenario)
-            found[name.replace("_", "-")] = scenario, brief(results, summarize(results))
+            found[name.replace("_", "-")] = results[0], brief(results, summarize(results))
     return found

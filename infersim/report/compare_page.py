@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from infersim.config.scenario import Scenario
 from infersim.explain.attribution import NAMES, PHASES
 from infersim.explain.change import how_much, signed
+from infersim.metrics.result import Result
 
 from .compare import SHOWN
 from .html import Page
@@ -17,9 +17,9 @@ LEAST = 5e-4  # of the latency: a row of the division below it is not drawn
 
 
 def compare_page(
-    document: dict[str, Any], briefings: list[dict[str, Any]], scenarios: list[Scenario], command: list[str]
+    document: dict[str, Any], briefings: list[dict[str, Any]], results: list[Result], command: list[str]
 ) -> Page:
-    """document: planning.compare's; each variant's briefing and scenario; command: the words that reproduce it."""
+    """document: planning.compare's; of each variant its briefing and first replication; command: what reproduces it."""
     letters = [chr(65 + i) for i in range(len(briefings))]
     named = dict(zip(letters, briefings, strict=True))
     differences = dict(zip(letters[1:], document["differences"], strict=True))
@@ -32,7 +32,7 @@ def compare_page(
         resources(named),
         what_if(named),
         provenance(named),
-        inputs(named, dict(zip(letters, scenarios, strict=True)), command),
+        inputs(named, dict(zip(letters, results, strict=True)), command),
     ]
     verdict = "; ".join(f"{letter}: {_size(difference)}" for letter, difference in differences.items())
     good = all(difference["latency"]["difference"] <= 0 for difference in differences.values())

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from infersim.metrics.result import Result
 
 RESULT, REQUESTS, GAPS = "result.json", "requests.csv", "itls.npz"
 EXPORTS = {
-    "vllm-bench": ("vllm-bench.json",),
-    "deployment": ("vllm.sh", "sglang.sh", "trtllm.sh", "bench.sh"),
-    "k8s": ("k8s.yaml",),
+    "vllm-bench": r"vllm-bench\.json",
+    "deployment": r"((vllm|sglang|trtllm)(-[\w.-]+)?|router|bench)\.sh|trace\.jsonl",
+    "k8s": r"k8s\.yaml",
 }
-"""what each kind of export writes beside them"""
-OURS = {RESULT, REQUESTS, GAPS}.union(*EXPORTS.values())
+"""what each kind of export writes beside them, as a pattern"""
+OURS = "|".join([*map(re.escape, (RESULT, REQUESTS, GAPS)), *EXPORTS.values()])
 ROWS = 10_000  # of requests.csv formatted at a time
 
 
@@ -35,7 +36,7 @@ def check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder, OURS)
-        others = sorted({path.name for path in folder.iterdir()} - OURS)
+        others = sorted(path.name for path in folder.iterdir() if not re.fullmatch(OURS, path.name))
         writable = os.access(folder, os.W_OK | os.X_OK)
     except OSError as error:
         raise InputError(f"--out {folder}: {error.strerror}; must be a folder that can be made") from None

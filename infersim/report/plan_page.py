@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infersim.config.scenario import Scenario
+from infersim.metrics.result import Result
 
 from .html import Page
 from .parts import card, reproduce, shown, span, table
@@ -20,8 +20,8 @@ from .plan import (
 from .sections import inputs, latency, load, memory, over_time, prices_apart, provenance, resources, what_if
 from .svg import Mark, Series, chart
 
-Briefed = dict[str, tuple[Scenario, dict[str, Any]]]
-"""`best` and `runner-up`: scenario and planning.briefing's"""
+Briefed = dict[str, tuple[Result, dict[str, Any]]]
+"""`best` and `runner-up`: a run and planning.briefing's"""
 Trial = tuple[str, dict[str, Any]]
 """a deployment that was simulated, in words, and what came out at one rate"""
 HEADS = {
@@ -57,7 +57,7 @@ def plan_page(document: dict[str, Any], briefed: Briefed, command: list[str]) ->
         what_if(best),
         rests | {"notes": [*prices_lines(document), *document["assumed"], *rests["notes"]]},
         _search(document),
-        inputs(best, {name: scenario for name, (scenario, _) in briefed.items()}, command),
+        inputs(best, {name: result for name, (result, _) in briefed.items()}, command),
     ]
     head = f"{HEADS[document['objective']]}: {describe(document['best']['deployment'])}"
     return Page(head, f"Holds the SLO at {_rates(document['best'])}", True, found)

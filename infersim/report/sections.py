@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from infersim.config.scenario import Scenario
+from infersim.metrics.result import Result
 
-from .export import join, vllm_bench_command, vllm_serve
+from .export import bench_command, starting_commands
 from .html import Page
 from .parts import card, reproduce, shown, span, table
 from .svg import Mark, Series, bar, chart
@@ -28,7 +28,7 @@ Named = dict[str, dict[str, Any]]
 """name of a run -> its planning.briefing; a single run's name is empty"""
 
 
-def run_page(briefing: dict[str, Any], scenario: Scenario, command: list[str]) -> Page:
+def run_page(briefing: dict[str, Any], result: Result, command: list[str]) -> Page:
     """The report of one run: planning.briefing's, and the words that reproduce it."""
     answer, named = briefing["answer"], {"": briefing}
     found = [
@@ -41,7 +41,7 @@ def run_page(briefing: dict[str, Any], scenario: Scenario, command: list[str]) -
         resources(named),
         what_if(named),
         provenance(named),
-        inputs(named, {"": scenario}, command),
+        inputs(named, {"": result}, command),
     ]
     good = answer["verdict"]["state"] == "stable" and (answer["slo"] is None or answer["slo"]["met"])
     return Page(title(answer), f"{state(answer)}: {answer['verdict']['reason']}", good, found)
@@ -427,14 +427,17 @@ def provenance(named: Named) -> dict[str, Any]:
     }
 
 
-def inputs(named: Named, scenarios: dict[str, Scenario], command: list[str]) -> dict[str, Any]:
+def inputs(named: Named, results: dict[str, Result], command: list[str]) -> dict[str, Any]:
     """The commands that reproduce, start and measure it, and the inputs as resolved."""
     section = reproduce(command)
     for name, briefing in named.items():
         answer = briefing["answer"]
         texts = {
-            "Start the same deployment": join(vllm_serve(scenarios[name], answer["engine"])),
-            "Measure it": join(vllm_bench_command(scenarios[name])),
+            **{
+                f"Start the {f'{kind} replicas' if kind else 'same deployment'}": text
+                for kind, text in starting_commands(results[name]).items()
+            },
+            "Measure it": bench_command(results[name]),
             "Scenario as resolved": json.dumps(answer["scenario"], indent=1, ensure_ascii=False),
             "Engine as resolved": json.dumps(answer["engine"], indent=1, ensure_ascii=False),
         }

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
@@ -39,7 +40,7 @@ Row = dict[str, Any]
 def check_sweep_folder(folder: Path) -> None:
     """InputError if `folder` holds something that no sweep left there, or cannot be made. Makes it."""
     make_folder(folder, "--out")
-    remove_leftovers(folder, [TABLE])
+    remove_leftovers(folder, re.escape(TABLE))
     if others := sorted({path.name for path in folder.iterdir()} - {TABLE, POINTS}):
         raise InputError(
             f"--out {folder}: holds {others[0]}, which no sweep wrote; must be a new or an empty folder, or"
