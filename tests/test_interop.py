@@ -379,7 +379,7 @@ def test_what_no_option_says_is_sent_as_a_trace(load, tmp_path):
 
 def test_models_have_the_names_of_their_repositories():
     known = {name: repository(name) for name in names()}
-    assert sum(found is not None for found in known.values()) > 0.8 * len(known)
+    assert sum(found is not None for found in known.values()) > 100
     assert all(load_model(found).name == name for name, found in known.items() if found)
     assert repository("my-org/my-model") == "my-org/my-model"
     assert repository("no such model") is None
