@@ -23,6 +23,7 @@ from infersim.report.chrome_trace import chrome_trace
 from infersim.report.export import write_export
 from infersim.report.vllm_bench import vllm_bench
 from infersim.run import run
+from infersim.workload.build import build_requests
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +288,7 @@ def test_manifests_are_read_back_as_the_same_deployment(case, tmp_path):
     workload = {"request_rate": 5, "num_requests": 20, "input_tokens": 50, "output_tokens": 5}
     data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload} | SERVED[case]
     result = run(build_scenario(data, "test"))[0]
-    paths, _ = write_export("k8s", tmp_path, result, {})
+    paths, _ = write_export("k8s", tmp_path, result, None, {})
     text = Path(paths[0]).read_text()
     assert "&id" not in text
     started = read_started(text, "k8s.yaml")
@@ -300,7 +301,7 @@ def test_a_line_is_read_back_as_the_same_deployment(case, tmp_path):
     workload = {"request_rate": 5, "num_requests": 20, "input_tokens": 50, "output_tokens": 5}
     data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload} | SERVED[case]
     result = run(build_scenario(data, "test"))[0]
-    write_export("deployment", tmp_path, result, {})
+    write_export("deployment", tmp_path, result, build_requests(result.scenario.workload, 0, Path()), {})
     outcome = CliRunner().invoke(app, ["show", "deployment", str(tmp_path / "vllm.sh"), "--hardware", "h100-sxm"])
     assert outcome.exit_code == 0, outcome.output
     again = build_scenario(yaml.safe_load(outcome.output) | {"workload": workload}, "read back")
@@ -358,7 +359,7 @@ def test_what_no_option_says_is_sent_as_a_trace(load, tmp_path):
     } | load
     data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": workload}
     result = run(build_scenario(data, "test"))[0]
-    write_export("deployment", tmp_path, result, {})
+    write_export("deployment", tmp_path, result, build_requests(result.scenario.workload, 0, Path()), {})
     assert "--dataset-name timed_trace --dataset-path trace.jsonl" in " ".join(
         (tmp_path / "bench.sh").read_text().replace("\\\n", " ").split()
     )

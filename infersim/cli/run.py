@@ -88,8 +88,10 @@ def _export(kind: str, folder: Path, result: Any, save_detailed: bool) -> list[s
     """Writes an export; what it leaves out is said on stderr."""
     from infersim.report.export import write_export
     from infersim.report.vllm_bench import vllm_bench
+    from infersim.workload.build import build_requests
 
-    files, left_out = write_export(kind, folder, result, vllm_bench(result, save_detailed))
+    requests = build_requests(result.scenario.workload, result.seed, Path())
+    files, left_out = write_export(kind, folder, result, requests, vllm_bench(result, save_detailed))
     for note in left_out:
         print(f"--export {kind} leaves out {note}", file=sys.stderr)
     return files

@@ -9,7 +9,6 @@ import numpy as np
 from infersim.config.scenario import Scenario
 from infersim.config.workload import Workload
 from infersim.metrics.result import Result
-from infersim.workload.requests import Requests
 
 from .servers import PORT, name_of
 
@@ -68,8 +67,8 @@ def bench_words(scenario: Scenario) -> list[str]:
     return [*words, "--seed", str(scenario.simulation.seed), "--save-result"]
 
 
-def trace_text(result: Result, requests: Requests) -> str:
-    """The requests as JSON lines in Bailian's format, which `workload.trace` reads too: when each was sent (s), its
+def trace_text(result: Result, requests: Any) -> str:
+    """The requests (workload.Requests) as JSON lines in Bailian's format, which `workload.trace` reads too: when each was sent (s), its
     tokens, and an id per block of BLOCK tokens, equal where the text up to there is equal."""
     r, first = result.requests, np.isin(requests.request_id, result.request_ids)
     r = r[np.argsort(result.request_ids)]
@@ -86,7 +85,7 @@ def trace_text(result: Result, requests: Requests) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _blocks(requests: Requests, i: int, prompt: int, known: dict[Any, int]) -> list[int]:
+def _blocks(requests: Any, i: int, prompt: int, known: dict[Any, int]) -> list[int]:
     """Ids of a prompt's blocks: what the block before was, and which text fills it."""
     texts: list[tuple[int, int]] = []
     if requests.segments is not None:

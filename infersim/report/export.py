@@ -9,7 +9,6 @@ from typing import Any
 from infersim.config.errors import InputError
 from infersim.files import replace_text
 from infersim.metrics.result import Result
-from infersim.workload.build import build_requests
 
 from . import kubernetes, servers, units
 from .bench import TRACE, bench_left_out, bench_words, is_random, trace_text
@@ -37,13 +36,16 @@ def check_kind(kind: str, folder: Path | None) -> None:
         raise InputError("--export: needs --out DIR, where to write")
 
 
-def write_export(kind: str, folder: Path, result: Result, bench: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Writes what `kind` names into `folder`; returns the paths, and what they leave out. bench: of vllm_bench."""
+def write_export(
+    kind: str, folder: Path, result: Result, requests: Any, bench: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Writes what `kind` names into `folder`; returns the paths, and what they leave out. requests: the run's
+    (workload.Requests); bench: of vllm_bench."""
     notes: list[str] = []
     if kind == "vllm-bench":
         texts = {"vllm-bench.json": to_json(bench) + "\n"}
     elif kind == "deployment":
-        texts, notes = _scripts(result)
+        texts, notes = _scripts(result, requests)
     else:
         texts, notes = _manifests(result)
     for name, text in texts.items():
@@ -56,7 +58,7 @@ def _left_out(result: Result, of: list[Unit]) -> list[str]:
     return list(dict.fromkeys([*notes, *units.left_out(result.scenario.cluster)]))
 
 
-def _scripts(result: Result) -> tuple[dict[str, str], list[str]]:
+def _scripts(result: Result, requests: Any) -> tuple[dict[str, str], list[str]]:
     """A script for each kind of replica and engine, the router's, and the benchmark with its trace."""
     scenario, of = result.scenario, units_of(result)
     notes = _left_out(result, of)
@@ -75,7 +77,7 @@ def _scripts(result: Result) -> tuple[dict[str, str], list[str]]:
     bench_notes = bench_left_out(load)
     texts["bench.sh"] = script(bench_words(scenario), [f"left out: {note}" for note in bench_notes])
     if not is_random(load):
-        texts[TRACE] = trace_text(result, build_requests(load, result.seed, Path()))
+        texts[TRACE] = trace_text(result, requests)
     return texts, [*notes, *bench_notes]
 
 
