@@ -68,8 +68,8 @@ def bench_words(scenario: Scenario) -> list[str]:
 
 
 def trace_text(result: Result, requests: Any) -> str:
-    """The requests (workload.Requests) as JSON lines in Bailian's format, which `workload.trace` reads too: when each was sent (s), its
-    tokens, and an id per block of BLOCK tokens, equal where the text up to there is equal."""
+    """The requests (workload.Requests) as JSON lines in Bailian's format, which `workload.trace` reads too: when each
+    was sent (s), its tokens, and an id per block of BLOCK tokens, equal where the text up to there is equal."""
     r, first = result.requests, np.isin(requests.request_id, result.request_ids)
     r = r[np.argsort(result.request_ids)]
     requests = requests.keep(first)

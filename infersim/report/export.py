@@ -47,7 +47,8 @@ def write_export(
     elif kind == "deployment":
         texts, notes = _scripts(result, requests)
     else:
-        texts, notes = _manifests(result)
+        text, notes = manifests(result)
+        texts = {"k8s.yaml": text}
     for name, text in texts.items():
         replace_text(folder / name, text, "--out")
     return [str(folder / name) for name in texts], notes
@@ -115,7 +116,8 @@ def _router(of: list[Unit]) -> tuple[str, list[str]]:
     return script(words, [f"left out: {note}" for note in notes]), notes
 
 
-def _manifests(result: Result) -> tuple[dict[str, str], list[str]]:
+def manifests(result: Result) -> tuple[str, list[str]]:
+    """The Kubernetes manifests as text, and what they leave out."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -127,7 +129,7 @@ def _manifests(result: Result) -> tuple[dict[str, str], list[str]]:
     of = units_of(result)
     notes = [*_left_out(result, of), *kubernetes.left_out(of)]
     text = "".join(f"# left out: {note}\n" for note in notes)
-    return {"k8s.yaml": text + yaml.dump_all(kubernetes.manifests(of), Dumper=Dumper, sort_keys=False)}, notes
+    return text + yaml.dump_all(kubernetes.manifests(of), Dumper=Dumper, sort_keys=False), notes
 
 
 def starting_commands(result: Result) -> dict[str, str]:

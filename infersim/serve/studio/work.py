@@ -23,7 +23,7 @@ from infersim.planning.briefing import brief, brief_run, outline
 from infersim.planning.capacity import capacity
 from infersim.planning.limits import with_limits
 from infersim.planning.outlook import load_curve, what_if
-from infersim.report.export import join, manifest, vllm_bench_command, vllm_serve
+from infersim.report.export import bench_command, manifests, starting_commands
 from infersim.report.html import render_page, render_section
 from infersim.report.sections import latency, load, memory, over_time, resources, run_page
 from infersim.report.sections import what_if as what_if_section
@@ -103,7 +103,7 @@ def parts_of(found: dict[str, Any], result: Result) -> dict[str, str]:
         "time": piece(over_time(found), "time"),
         "requests": piece(requests_section(request_bars(result)), "requests"),
         "assumed": piece(settings_section(found["answer"]), "assumed"),
-        "commands": _commands(result.scenario, found["answer"]),
+        "commands": _commands(result),
     }
 
 
@@ -162,15 +162,14 @@ def _error_bars(say: Say, scenario: Scenario, first: Result, found: dict[str, An
         say({"head": head_of(found), "progress": f"error bars from {len(measured)} runs"})
 
 
-def _commands(scenario: Scenario, answer: dict[str, Any]) -> str:
-    import yaml
-
-    blocks = []
-    if len(scenario.cluster.groups) == 1:
-        manifests = yaml.safe_dump_all(manifest(scenario, answer["engine"]), sort_keys=False)
-        blocks = [("Start it with vLLM", join(vllm_serve(scenario, answer["engine"])), False),
-                  ("Kubernetes manifests", manifests, True)]  # fmt: skip
-    blocks.insert(1, ("Measure it", join(vllm_bench_command(scenario)), False))
+def _commands(first: Result) -> str:
+    started = [(f"Start {f'the {kind} replicas' if kind else 'it'}", text, False)
+               for kind, text in starting_commands(first).items()]  # fmt: skip
+    blocks = [
+        *started,
+        ("Measure it", bench_command(first), False),
+        ("Kubernetes manifests", manifests(first)[0], True),
+    ]
     told = [{"title": name, "text": text, "folded": folded} for name, text, folded in blocks]
     return piece({"id": "commands", "title": "Take it away", "blocks": told}, "commands")
 
@@ -202,7 +201,7 @@ def report(say: Say, text: str, near: Path | None) -> None:
     say({"progress": "the report"})
     results = run(scenario)
     document = with_limits(summarize(results), results[0])
-    page = run_page(brief(results, document), scenario, ["infersim", "run", "scenario.yaml"])
+    page = run_page(brief(results, document), results[0], ["infersim", "run", "scenario.yaml"])
     say({"file": render_page(page), "name": "report.html", "done": True})
 
 
