@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from infersim.cli.app import app
 from infersim.config.errors import InputError
+from infersim.config.hub import repository
 from infersim.config.scenario import build_scenario, load_scenario
 from infersim.config.started import read_started
 from infersim.deployment import deployments_of
 from infersim.metrics.latency import measure
 from infersim.models.catalog import load_model, names
-from infersim.models.hub import repository
 from infersim.report.bench_files import read_bench
 from infersim.report.chrome_trace import chrome_trace
 from infersim.report.export import write_export

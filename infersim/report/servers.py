@@ -8,8 +8,8 @@ import json
 import shlex
 from typing import Any
 
+from infersim.config.hub import repository
 from infersim.config.scenario import Scenario
-from infersim.models.hub import repository
 
 PORT = 8000
 SIDE_CHANNEL = 5600  # NIXL's

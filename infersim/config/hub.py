@@ -2,14 +2,10 @@
 
 import re
 
-from infersim.config.errors import InputError
-
-from .catalog import load_model
-
 REPOSITORIES = (
     (r"Llama-2-(\d+)B", r"meta-llama/Llama-2-\1b-hf"),
     (r"Llama-3-(\d+B)", r"meta-llama/Meta-Llama-3-\1"),
-    (r"(Llama-3\.[12]-\d+B|Llama-4-.*)", r"meta-llama/\1"),
+    (r"(Llama-3\.[12]-\d+B(?:-Instruct)?|Llama-4-.*)", r"meta-llama/\1"),
     (r"(Llama-3\.3-70B)", r"meta-llama/\1-Instruct"),
     (r"LLaMA-(\d+)B", r"huggyllama/llama-\1b"),
     (r"TinyLlama-1\.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
@@ -55,11 +51,7 @@ def repository(model: str) -> str | None:
     path; None where the catalogue's name is no repository's."""
     if "/" in model or model.endswith(".json"):
         return model.removesuffix("/config.json")
-    try:
-        name = load_model(model).name
-    except InputError:
-        return None
     for pattern, published in REPOSITORIES:
-        if match := re.fullmatch(pattern, name):
+        if match := re.fullmatch(pattern, model, re.IGNORECASE):
             return published(match) if callable(published) else match.expand(published)
     return None
