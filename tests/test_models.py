@@ -313,8 +313,11 @@ def test_no_two_models_answer_to_one_name():
 def test_an_unknown_name_answers_with_near_ones():
     with pytest.raises(InputError, match=r"model 'llama-3.1-9b': not in the catalogue; did you mean Llama-3.1-8B, "):
         load_model("llama-3.1-9b")
-    with pytest.raises(InputError, match="`infersim show models` lists what is"):
-        load_model("%%%")
+    with pytest.raises(InputError, match=r"did you mean Mistral-7B-v0\.1"):
+        load_model("mistrel-7b-v0.1")
+    for name in ("%%%", "Zamba2-7B", "xgen-7b"):  # what is only spelt alike is no suggestion
+        with pytest.raises(InputError, match="not in the catalogue; `infersim show models` lists what is"):
+            load_model(name)
 
 
 @pytest.mark.parametrize("given", ["", "a\0b", "x" * 5000, "./no/such/config.json", "/", ".", "\n"])

@@ -27,7 +27,7 @@ def add_mixed(attention: np.ndarray, placement: Placement) -> None:
     """Fill in what the rows of an ATTENTION_PRICE cost more in mixed steps; at most one reading for each head."""
     model, cost = placement.model, beside_prefill(placement.hardware)
     one = rank_layer(model.layers[0], placement.parallelism).attention
-    if cost is None or one.kind in ("mla", "linear") or one.num_heads == one.num_kv_heads:
+    if cost is None or one.kind in ("mla", "compressed", "linear") or one.num_heads == one.num_kv_heads:
         return
     attention["mixed_kv"] = attention["decode_kv"] * (cost.least - 1.0)
     bytes_per_key = one.kv_elements_per_token * placement.kv_bytes

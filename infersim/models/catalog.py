@@ -50,9 +50,15 @@ def _model(name: str) -> Model:
     return model_from_config(entry(name), name, f"catalogue: {name}")
 
 
+def _akin(word: str, name: str) -> bool:
+    """Whether two names begin with the same word, but for a slip: mamba is spelt like llama and is not meant by it."""
+    a, b = (re.match("[a-z]*", each)[0] for each in (word, name))  # type: ignore[index]
+    return a == b or (a[:1] == b[:1] and difflib.SequenceMatcher(None, a, b).ratio() > 0.7)
+
+
 def _hint(word: str) -> str:
     lower = {name.lower(): name for name in names()}
-    near = [lower[name] for name in difflib.get_close_matches(word[:100], lower, 4, 0.5)]
+    near = [lower[name] for name in difflib.get_close_matches(word[:100], lower, 12, 0.5) if _akin(word, name)][:4]
     known = f"did you mean {', '.join(near)}?" if near else "`infersim show models` lists what is;"
     return f"; {known} a path to a Hugging Face config.json works too"
 
