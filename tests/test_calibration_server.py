@@ -11,6 +11,7 @@ import yaml
 from shared import SHARED, needs_shared
 from typer.testing import CliRunner
 
+from infersim.calibration.clients import aiperf_summary, guidellm_results, vllm_results
 from infersim.calibration.overheads import bounded_solution, fit_overheads, mean_errors, predict
 from infersim.calibration.results import read_results
 from infersim.calibration.validation import validate
@@ -325,3 +326,17 @@ def test_a_number_of_400_digits_is_no_traceback(tmp_path, key):
     path.write_text(json.dumps(results | {key: [10**400] if isinstance(results.get(key), list) else 10**400}))
     with contextlib.suppress(InputError):
         read_results([str(path)])
+
+
+def test_a_closed_loop_is_read_from_every_client():
+    """SGLang writes Infinity and max_concurrency, guidellm streams, genai-perf concurrency."""
+    sglang = {"request_rate": math.inf, "max_concurrency": 4, "completed": 16, "mean_ttft_ms": 60.0,
+              "mean_e2e_latency_ms": 2600.0}  # fmt: skip
+    found = vllm_results(sglang, "x")
+    assert (found["request_rate"], found["max_concurrency"]) == (math.inf, 4)
+    assert found["summary"]["mean_e2el_ms"] == 2600.0
+    strategy = {"config": {"strategy": {"type_": "concurrent", "streams": 4}}, "metrics": {}}
+    (found,) = guidellm_results({"benchmarks": [strategy]}, "x")
+    assert (found["request_rate"], found["max_concurrency"]) == (math.inf, 4)
+    found = aiperf_summary({"input_config": {"concurrency": 4}}, "x")
+    assert (found["request_rate"], found["max_concurrency"]) == (math.inf, 4)

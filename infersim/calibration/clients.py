@@ -21,13 +21,19 @@ RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 
 
 def vllm_results(document: dict, where: str) -> Row:
-    """`vllm bench serve --save-result`; --save-detailed adds the requests (vLLM 0.11 to 0.33, benchmarks/serve.py)."""
+    """`vllm bench serve --save-result`; --save-detailed adds the requests (vLLM 0.11 to 0.33, benchmarks/serve.py).
+
+    sglang.bench_serving writes the same keys but for the latency of a whole request, mean_e2e_latency_ms.
+    """
     names = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS]
     summary = {name: document[name] for name in (*names, *RATES) if _is_number(document.get(name))}
+    for statistic in STATISTICS:
+        if _is_number(document.get(f"{statistic}_e2e_latency_ms")):
+            summary.setdefault(f"{statistic}_e2el_ms", document[f"{statistic}_e2e_latency_ms"])
     rate, limit = document.get("request_rate"), document.get("max_concurrency")
     row = {
         "summary": summary,
-        "request_rate": math.inf if rate == "inf" else rate if _is_number(rate) else None,
+        "request_rate": math.inf if rate in ("inf", math.inf) else rate if _is_number(rate) else None,
         "max_concurrency": limit if _is_number(limit) and limit > 0 else None,
         "num_requests": document.get("completed") or 0,
         "failed": document.get("failed") or 0,
@@ -133,6 +139,8 @@ def aiperf_summary(document: dict, where: str) -> Row:
     asked = document.get("input_config")
     load = asked.get("loadgen", {}) if isinstance(asked, dict) and isinstance(asked.get("loadgen"), dict) else {}
     rate, limit = load.get("request_rate"), load.get("concurrency")
+    if limit is None and isinstance(asked, dict):
+        limit = asked.get("concurrency")  # genai-perf's
     return {
         "summary": summary,
         "request_rate": rate if _is_number(rate) else math.inf if _is_number(limit) else None,
@@ -187,7 +195,10 @@ def _guidellm_run(run: dict) -> Row:
     kept = run.get("requests")
     done = kept.get("successful") if isinstance(kept, dict) else None
     failed = sum(len(kept.get(key) or ()) for key in ("errored", "incomplete")) if isinstance(kept, dict) else 0
+    strategy = run.get("config", {}).get("strategy", {}) if isinstance(run.get("config"), dict) else {}
+    streams = strategy.get("streams") if isinstance(strategy, dict) else None
     row: Row = {"summary": summary, "failed": failed, "num_requests": len(done or ())}
+    row |= {"max_concurrency": int(streams), "request_rate": math.inf} if _is_number(streams) and streams > 0 else {}
     if not done or not isinstance(done[0], dict) or "time_to_first_token_ms" not in done[0]:
         return row
     columns = {
