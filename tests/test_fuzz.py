@@ -126,6 +126,19 @@ FOUND = {
         "cluster": {"replicas": 2, "failures": [{"mean_time_between": 0.1, "duration": 0.011}]},
         "simulation": {"seed": 1},
     },
+    "a replica dies again while its scheduler would still be busy": {
+        "model": "Llama-3.2-1B",
+        "hardware": "h100-pcie",
+        "engine": {"host_sequence_time": "30 ms"},
+        "workload": {
+            "num_requests": 29,
+            "input_tokens": 5,
+            "output_tokens": 35,
+            "request_rate": 699,
+            "max_concurrency": 4,
+        },
+        "cluster": {"failures": [{"mean_time_between": 0.031, "kind": "crash", "duration": 0.00121}]},
+    },
     "prompts with windows are handed over turn after turn": {
         "model": "gpt-oss-20b",
         "hardware": "h100-sxm",

@@ -7,6 +7,7 @@ from infersim.config.errors import InputError
 from infersim.engine.knobs import KNOBS
 
 MAX_LOGITS = 2**20  # rows of the LM head's table
+MOST_TOKENS = 2**20  # of a step: rows of its tables, as max_num_batched_tokens is bounded
 WHOLE = ("max-model-len", "output-length", "power-of-two")
 """reservations that a sequence never outgrows"""
 BY_HOST = ("look_up", "heads", "exit")
@@ -65,6 +66,9 @@ RULES: tuple[Rule, ...] = (
          " engine.enable_prefix_caching true"),
     Rule("max_model_len > model_max_len", "engine.max_model_len",
          "{max_model_len} is longer than the model's {model_max_len} tokens; must be at most {model_max_len}"),
+    Rule("not enable_chunked_prefill and max_model_len > MOST_TOKENS", "engine.max_model_len",
+         "{max_model_len} tokens of a prompt in one step, since chunked prefill is off, are more than a step is"
+         " modelled with; must be at most {MOST_TOKENS}"),
     Rule("not enable_chunked_prefill and max_num_batched_tokens < max_model_len", "engine.max_num_batched_tokens",
          "{max_num_batched_tokens} is smaller than max_model_len {max_model_len} and chunked prefill is off, so longer"
          " prompts could never run; must be at least {max_model_len}, or lower max_model_len"),
@@ -186,7 +190,7 @@ FACTS = {
     "any_prefix_caching": "some replica caches prefixes",
 }
 """what conditions may name beside the knobs"""
-CONSTANTS = {"WHOLE": WHOLE, "MAX_LOGITS": MAX_LOGITS, "BY_HOST": BY_HOST}
+CONSTANTS = {"WHOLE": WHOLE, "MAX_LOGITS": MAX_LOGITS, "MOST_TOKENS": MOST_TOKENS, "BY_HOST": BY_HOST}
 _COMPILED: dict[str, CodeType] = {rule.when: compile(rule.when, "<rule>", "eval") for rule in RULES}
 
 

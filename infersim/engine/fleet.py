@@ -333,7 +333,7 @@ class Fleet:
             mine["time_by_resource"] -= cut * split / split.sum()
         mine["in_flight"] = mine["blocked"] = 0
         mine["front_end"] = np.minimum(mine["front_end"], time)
-        mine["now"] = mine["device_free"] = mine["latest_end"] = np.maximum(mine["now"], time)
+        mine["now"] = mine["device_free"] = mine["latest_end"] = time  # what its scheduler was about to do too
         return ended
 
     def slow_down(self, replica: int, factor: float) -> None:
