@@ -10,10 +10,14 @@ from infersim.run import run
 
 CHAT: dict[str, Any] = {"model": "Llama-3.1-8B", "hardware": "h100-sxm"}
 PROMPT: dict[str, Any] = {"num_requests": 1, "output_tokens": 1}
+NO_WAITS: dict[str, Any] = {"verification_time": 0.0, "draft_pass_time": 0.0}
+"""of drafting in a paper's own code: its waits, where it has any, a claim states; those of servers are not its"""
 
 
 def simulated(workload: dict[str, Any], *, save_detailed: bool = False, **keys: Any) -> Result:
     """One run of Llama-3.1-8B on an H100, or of what the scenario's other keys say."""
+    if keys.get("speculation"):
+        keys["engine"] = NO_WAITS | (keys.get("engine") or {})
     return run(build_scenario(CHAT | {"workload": workload} | keys, "reproduce"), save_detailed=save_detailed)[0]
 
 

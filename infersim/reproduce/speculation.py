@@ -37,7 +37,7 @@ CHEN_XSUM = 7.52  # ms per token, nucleus sampling
 def drafts(method: str, k: int, alpha: float) -> dict[str, Any]:
     """A chain of k drafts, each accepted with the chance alpha."""
     model = {"model": "Llama-3.2-1B"} if method == "draft_model" else {}
-    return {"method": method, "num_speculative_tokens": k, "acceptance": {"rate": alpha}, **model}
+    return {"method": method, "num_speculative_tokens": k, "acceptance": {"rate": alpha, "request_spread": 0}, **model}
 
 
 def sampled_tokens(alpha: float, k: int, steps: int = 20_000) -> float:
@@ -111,7 +111,8 @@ def _steps() -> float:
 
 def verification(batch: int, k: int) -> float:
     """Time of a step that verifies k drafts over that of a plain one: none is accepted."""
-    return decoding(batch, speculation=drafts("ngram", k, 0.0))[0] / decoding(batch)[0]
+    engine = {"async_scheduling": False}  # n-gram drafts are known with the step's tokens
+    return decoding(batch, speculation=drafts("ngram", k, 0.0))[0] / decoding(batch, engine=engine)[0]
 
 
 def _traffic_dependent() -> float:
