@@ -522,3 +522,19 @@ def test_brute_force_finds_the_same_winner(small, seed):
     assert answer["feasible"] == bool(costs)
     if costs:
         assert sum(answer["best"]["cost"]["usd_per_hour"]) / 2 == pytest.approx(min(costs))
+
+
+def test_a_kind_of_its_own_is_planned_as_what_it_is(tmp_path):
+    """One kind with a device and an engine of its own, or both above it: one deployment, one answer."""
+    own = {"hardware": "h200-sxm", "engine": {"max_num_seqs": 64}}
+    load = {"request_rate": 20, "num_requests": 200, "input_tokens": 300, "output_tokens": 50}
+    base = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": load, "slo": {"p99_ttft_ms": 2000}}
+    answers = []
+    for name, more in (("above", own), ("own", {"cluster": {"kinds": [own]}})):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(base | more | {"candidates": {"precision": [{}]}, "max_gpus": 2}))
+        answers.append(search(*load_plan(path)))
+    above, alone = (answer["best"]["deployment"] for answer in answers)
+    assert alone == above
+    assert alone["hardware"] == "h200-sxm"
+    assert answers[0]["best"]["metrics"] == answers[1]["best"]["metrics"]

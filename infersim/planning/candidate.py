@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
 from infersim.config.hardware import Hardware
 from infersim.config.plan import Plan
@@ -14,6 +15,7 @@ from infersim.explain.cost import fleet, num_gpus
 
 from .bounds import ANY_RATE, Bounds, Lengths, bounds_of
 from .decide import Decision, decide, deployed
+from .spelling import OWN_PARTS
 
 
 @dataclass
@@ -92,6 +94,18 @@ class Found:
 def is_whole(scenario: Scenario) -> bool:
     """Whether its replicas are of several kinds."""
     return len(scenario.cluster.groups) > 1
+
+
+def as_one(scenario: Scenario) -> Scenario:
+    """The same with the parts of its only kind of replicas as the scenario's own: a plan varies and names these."""
+    cluster = scenario.cluster
+    if is_whole(scenario) or not cluster.kinds or cluster.kinds[0].served_model_name:
+        return scenario
+    (kind,) = cluster.kinds
+    own = {part: value for part in OWN_PARTS if (value := getattr(kind, part)) is not None}
+    given = {key: getattr(cluster, key) for key in cluster.model_fields_set - {"kinds", "replicas"}}
+    given |= {key: getattr(kind, key) for key in kind.model_fields_set & {"replicas", "autoscaler"}}
+    return scenario.model_copy(update=own | {"cluster": Cluster(**given)})
 
 
 def is_fixed(scenario: Scenario) -> bool:

@@ -11,7 +11,7 @@ from infersim.config.scenario import Given, Scenario
 
 from .answer import answer_of
 from .bounds import Lengths
-from .candidate import Candidate, Found, Rejected, candidates_of, examine, is_fixed
+from .candidate import Candidate, Found, Rejected, as_one, candidates_of, examine, is_fixed
 
 OVERLOAD = 1.1  # a replica that completes x requests/s under overload sustains at most this times x
 PRECISION = 0.02  # of the largest load
@@ -30,6 +30,7 @@ def plan(given: Given, overrides: Sequence[str] = (), progress: Progress | None 
 def search(plan: Plan, scenarios: Sequence[Scenario], progress: Progress | None = None) -> dict[str, Any]:
     """`feasible`, `best` and `runner_up` (deployment, rate, cost, metrics, slo_met), `binding`, and how many candidates
     were considered, simulated and pruned, by reason."""
+    scenarios = [as_one(scenario) for scenario in scenarios]
     candidates, rejected = candidates_of(plan, scenarios)
     find = _most if plan.maximises else _cheapest
     found = find(plan, candidates, rejected, progress)
