@@ -48,7 +48,9 @@ def _counts(result: Result) -> Iterator[str]:
     needed = done["prompt_tokens"] - done["num_cached_tokens"] + decoded
     if result.num_scheduled_tokens < int(needed.sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
-    ahead = 2 + max(int(ran.spec.knobs["steps_in_flight"]) for ran in result.ran)  # scheduled when it was preempted
+    spec = result.scenario.speculation  # in flight when it was preempted or given up: tokens, and drafts with them
+    ahead = 2 + max(int(ran.spec.knobs["steps_in_flight"]) for ran in result.ran)
+    ahead *= last + (spec.num_speculative_tokens if spec else 0)
     each = r["prompt_tokens"].astype("i8") + r["num_output_tokens"] + ahead
     most = int((each * (1 + r["num_preemptions"])).sum()) * result.num_sequences
     most += int(result.replicas.rows["num_drafts"].sum()) + result.num_wasted_tokens

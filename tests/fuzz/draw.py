@@ -17,6 +17,7 @@ from infersim.config.base import Description
 from infersim.config.cluster import Autoscaler, Failure, Policy, Scorers
 from infersim.config.precision import FORMATS
 from infersim.config.presets import load_preset
+from infersim.config.prices import Prices
 from infersim.config.resources import load_yaml, names, packaged
 from infersim.config.scenario import Scenario
 from infersim.config.slo import METRICS, STATISTICS
@@ -98,7 +99,7 @@ def scenario(seed: int, number: int, traces: dict[str, str]) -> dict[str, Any]:
     gigabytes, longest, tables = MODELS[found["model"]]
     found["hardware"], profile = _hardware(draw)
     found["workload"] = workload(draw, longest, traces)
-    found |= draw.some({"precision": lambda: _precision(draw, profile)}, 0.2)
+    found |= draw.some({"precision": lambda: _precision(draw, profile)}, 0.2 if "bf16" in profile["flops"] else 1)
     found |= (
         {"parallelism": parallelism} if (parallelism := _parallelism(draw, found["model"], gigabytes, profile)) else {}
     )
@@ -120,6 +121,10 @@ def scenario(seed: int, number: int, traces: dict[str, str]) -> dict[str, Any]:
         found["cluster"] = cluster(draw, found, tables, longest)
     if draw.chance(0.2):
         found["slo"] = slo(draw)
+    if draw.chance(0.1):
+        name = found["hardware"]["name"] if isinstance(found["hardware"], dict) else found["hardware"]
+        kinds = get_args(Prices.model_fields["kind"].annotation)
+        found["prices"] = draw.some({"kind": draw.choice(kinds), "usd_per_hour": {name: 2}}, 0.6)
     found["simulation"] = {"seed": draw.randrange(100)} | draw.some(
         {"replications": 2 if "request_rate" in load and "trace" not in load else 1}, 0.1
     )
@@ -224,7 +229,6 @@ def _hardware(draw: Draw) -> tuple[Any, dict[str, Any]]:
     gone = {key for key in optional if draw.chance(0.2)} - {"also_called", "efficiencies_of"}
     changed = {key: value for key, value in profile.items() if key not in gone}
     changed |= draw.some({"efficiencies_of": "h100-sxm", "disagreements": "two datasheets", "tdp": "700 W",
-                          "price": {"low": 1, "high": "2 USD/h", "source": "a list"},
                           "launch": {"graph": "1 us", "eager": "4 us", "source": "measured"},
                           "beside_prefill": {"least": 1.2, "growth": 1e-9, "head": 1e-7, "block": 1e-8,
                                              "source": "none"},
@@ -252,6 +256,8 @@ def _memory(profile: dict[str, Any]) -> float:
 
 
 def _precision(draw: Draw, profile: dict[str, Any]) -> dict[str, Any]:
+    if "bf16" not in profile["flops"]:
+        return {"weights": "fp16", "activations": "fp16"}
     weights = ["auto", "bf16", "fp16"] + ["fp8", "fp8_block"] * ("fp8" in profile["flops"])
     weights += [name for name in FORMATS if name.endswith("_wo") or name == "int4"]
     found = draw.some({"weights": draw.choice(weights), "kv_cache": draw.choice(["auto", "bf16", "fp8"])}, 0.6)
@@ -417,7 +423,7 @@ def early_exit(draw: Draw) -> dict[str, Any]:
     found = draw.choice([{"exit_layers": [2], "shares": [draw.random()]}, {"exit_layers": [2, 4], "shares": [0.3, 0.2]},
                          {"exit_layers": [1, 3], "confidence": [curve, curve]}])  # fmt: skip
     policy = draw.choice(
-        ["leave_alone", "wait_for_all", *["leave_alone", "wait_for_all", "rebatch"] * draw.chance(0.2)]
+        ["leave_alone", "wait_for_all", *["leave_alone", "wait_for_all", "rebatch"] * draw.chance(0.5)]
     )
     more = {"per": draw.choice(["token", "request"]), "missing_kv": draw.choice(["copy", "recompute"])}
     more |= {"min_batch": draw.whole(1, 10), "max_wait": "5 ms"} if policy == "rebatch" else {}
@@ -511,6 +517,9 @@ def cluster(draw: Draw, found: dict[str, Any], tables: int, longest: int) -> dic
              "hand_over": draw.choice(["always", "never", 0, 30])}, 0.5)  # fmt: skip
     if draw.chance(0.15):
         spec["admission"] = {"max_outstanding": draw.whole(1, 8)} | draw.some({"max_queue": draw.whole(0, 8)}, 0.5)
+        if not linked:
+            own = {"max_num_queued_reqs": draw.whole(1, 8), "max_num_queued_tokens": draw.whole(1, 2000)}
+            spec["admission"] |= draw.some(own)
     if draw.chance(0.2):
         first = spec.get("replicas", 1) if "kinds" not in spec and "prefill" not in spec else 1
         spec["failures"] = [_failure(draw, first, linked) for _ in range(draw.choice([1, 1, 2, 4]))]
