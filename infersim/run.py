@@ -23,6 +23,7 @@ from .deployment import Deployment, deployments_of, served_name
 from .engine.compiled.state import COMPLETED
 from .engine.fleet import Fleet
 from .engine.replica import ReplicaSpec
+from .engine.streaming import stream
 from .interrupt import uninterrupted
 from .metrics.replicas import Replicas
 from .metrics.result import Ran, Result
@@ -41,7 +42,6 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     """
     check_warmup(scenario)
     kinds = deployments_of(scenario)
-    _check_ranks(kinds)
     sites = sites_of(scenario, kinds)
     results: list[Result] = []
     previous: Requests | None = None
@@ -87,19 +87,9 @@ def run_until_decided(
         scenario = scenario.model_copy(update={"workload": workload})
 
 
-def _check_ranks(kinds: list[tuple[Deployment, Kind | EncodePool]]) -> None:
-    ranks = sorted({deployment.parallelism.attention_data for deployment, _ in kinds})
-    if len(ranks) > 1:
-        raise InputError(
-            "cluster.kinds: parallelism.attention_data must be the same for all kinds of replicas"
-            f" (got {' and '.join(map(str, ranks))})"
-        )
-
-
 def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
-    _check_ranks(kinds)
     sites = sites_of(scenario, kinds)
     return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 
@@ -125,7 +115,7 @@ def sites_of(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool
             continue
         site = Site(
             kind.weight,
-            deployment.memory.block_bytes * deployment.parallelism.num_gpus,
+            deployment.memory.block_bytes * deployment.parallelism.num_gpus // deployment.parallelism.attention_data,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
             embedding_bytes=deployment.model.hidden_size * BYTES[deployment.precision.activations],
@@ -164,11 +154,14 @@ def _simulate(
     longest = np.array([deployment.engine.max_model_len for deployment in shortest])[which]
     max_tokens = resolve_max_tokens(load, requests, longest)
     _check_lengths(shortest[0], requests, max_tokens, longest)
+    streams = any(d.engine.stream_interval > 1 or not d.engine.stream_first_token for d, _ in kinds)
     fleet = Fleet(
         [spec for spec, _ in sites],
-        ranks=kinds[0][0].parallelism.attention_data,
+        ranks=max(deployment.parallelism.attention_data for deployment, _ in kinds),
         # else the histogram of all gaps is that of the completed requests' gaps, which alone count
-        keep_gaps=bool(save_detailed or scenario.simulation.warmup or load.timeout or scenario.cluster.failures),
+        keep_gaps=bool(
+            save_detailed or scenario.simulation.warmup or load.timeout or scenario.cluster.failures or streams
+        ),
         shares_text=requests.segments is not None,
         acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
         seed=seed,
@@ -192,6 +185,14 @@ def _simulate(
     )
     served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress)
     with uninterrupted():
+        if streams:
+            each = [
+                (d.engine.stream_interval, d.engine.stream_first_token) for d, kind in kinds for _ in range(kind.most)
+            ]
+            interval, alone = (np.array(column) for column in zip(*each, strict=True))
+            stream(fleet, interval, alone)
+            for name in ("first_token", "num_chunks"):
+                served.requests[name] = fleet.requests[name][served.rows]
         if grouped:
             served = _each_sample(served, fleet, requests.output_tokens, max_tokens)
         return result_of(scenario, kinds, [spec for spec, _ in sites], fleet, served, requests, seed)
@@ -251,7 +252,7 @@ def result_of(
     answering = [d for d, kind in kinds if kind is not scenario.cluster.encode]
     warmup = warmup_time(scenario, served.requests)
     sums = ("outstanding_time", "running_time", "waiting_time", "block_time")
-    usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * deployment.parallelism.attention_data
+    usable_blocks = (fleet.knobs["num_gpu_blocks"] - 1) * fleet.knobs["ranks"]
     ran: list[Ran] = []
     for (d, kind), numbers in zip(kinds, scenario.cluster.ranges, strict=True):
         role, first = _role(scenario, kind), numbers.start

@@ -78,7 +78,12 @@ class Knobs:
     host_step_time: float = 0.0
     host_sequence_time: float = 0.0
     host_request_time: float = 0.0
+    host_prompt_token_time: float = 0.0
+    host_request_latency: float = 0.0
     host_token_time: float = 0.0
+    scheduler_recv_interval: int = 0  # decode steps between two looks for new requests
+    batch_wait_timeout_iters: int = 0  # steps that a new prompt waits for others ...
+    batch_wait_max_tokens_ratio: float = 0.0  # ... unless there are tokens for this share of the budget
 
 
 @dataclass(eq=False)
@@ -607,6 +612,8 @@ class Simulation:
         self.copy_time = self.load_time = 0.0
         self.preempted = False
         self.front_end = 0.0
+        self.num_steps = self.looked_at = 0
+        self.prefilled = False
         self.steps: list[tuple[float, list[tuple[int, int]]]] = []
 
     def run(self) -> Outcome:
@@ -615,8 +622,11 @@ class Simulation:
             self.check()
             if len(self.in_flight) < self.knobs.steps_in_flight:
                 self.send(self.now)
-                while self.incoming and self.incoming[0].visible <= self.now:
-                    self.waiting.append(self.incoming.pop(0))
+                seen = [request for request in self.incoming if request.visible <= self.now]
+                if self.looks(seen):
+                    self.looked_at, self.prefilled = self.num_steps, False
+                    self.incoming = self.incoming[len(seen) :]
+                    self.waiting += seen
                     self.waiting.sort(key=self.urgency)
                 self.look()
                 entries = self.schedule()
@@ -635,10 +645,27 @@ class Simulation:
             elif self.incoming:
                 self.now = max(self.now, self.incoming[0].visible)
             elif self.pending:
-                self.now = max(self.now, max(self.pending[0].arrival, self.front_end) + self.knobs.host_request_time)
+                soonest = max(self.pending[0].arrival, self.front_end) + self.knobs.host_request_time
+                self.now = max(self.now, soonest + self.knobs.host_request_latency)  # if it is not turned away
             else:
                 break
         return self.outcome()
+
+    def front_end_time(self, request: Request) -> float:
+        return self.knobs.host_request_time + self.knobs.host_prompt_token_time * request.prompt_tokens
+
+    def looks(self, seen: list[Request]) -> bool:
+        """Whether the scheduler takes the requests that it could see."""
+        knobs, since = self.knobs, self.num_steps - self.looked_at
+        if not self.running:
+            return True
+        if knobs.scheduler_recv_interval:
+            return since >= knobs.scheduler_recv_interval or self.prefilled
+        if knobs.batch_wait_timeout_iters and seen and not self.waiting:
+            tokens = len(self.running) + sum(request.prompt_tokens for request in seen)
+            enough = knobs.batch_wait_max_tokens_ratio * knobs.max_num_batched_tokens
+            return since >= knobs.batch_wait_timeout_iters or 0 < enough <= tokens
+        return True
 
     def send(self, now: float) -> None:
         """Send every request that has come by now and has a place, in order of arrival. A rejected one gives its place
@@ -653,8 +680,8 @@ class Simulation:
                 request.reason = PROMPT_TOO_LONG if too_long else OVER_MAX_MODEL_LEN
                 continue
             del self.places[:1]
-            self.front_end = max(self.front_end, request.sent) + self.knobs.host_request_time
-            request.visible = self.front_end
+            self.front_end = max(self.front_end, request.sent) + self.front_end_time(request)
+            request.visible = self.front_end + self.knobs.host_request_latency
             self.incoming.append(request)
 
     def schedule(self) -> list[Entry]:
@@ -1158,6 +1185,8 @@ class Simulation:
         contexts = [e.request.num_computed_tokens - e.verified for e in entries if e.samples and e.proposed]
         passes = self.knobs.draft_passes[entries[0].proposed] if self.knobs.drafts else 0
         sums = Sums(scheduled, [e.verified for e in entries] if self.knobs.drafts else None, contexts, passes)
+        self.num_steps += 1
+        self.prefilled = sum(n for _, n in scheduled) > len(scheduled) + sum(e.verified for e in entries)
         issue, latency = self.price(sums)
         assert 0 <= issue <= latency
         self.copy_time += self.num_block_copies * self.knobs.copy_block_time

@@ -152,6 +152,20 @@ def knobs(draw, exact: bool = True) -> dict:
         "host_step_time": draw(st.sampled_from([0, 0, 1, 4])) * TICK,
         "host_sequence_time": draw(st.sampled_from([0, 0, 1])) * TICK,
         "host_request_time": draw(st.sampled_from([0, 0, 1, 7])) * (TICK if exact else ODD_TICK),
+        "host_prompt_token_time": draw(st.sampled_from([0, 0, 1])) * TICK,
+        "host_request_latency": draw(st.sampled_from([0, 0, 5])) * TICK,
+        **draw(
+            st.sampled_from(
+                [
+                    {},
+                    {},
+                    {},
+                    {"scheduler_recv_interval": 3},
+                    {"batch_wait_timeout_iters": 4},
+                    {"batch_wait_timeout_iters": 4, "batch_wait_max_tokens_ratio": 0.75},
+                ]
+            )
+        ),
         "host_token_time": draw(st.sampled_from([0, 0, 0, 1, 3])) * TICK,
         "policy": draw(st.sampled_from(["fcfs", "fcfs", "priority", "shortest-first"])),
         **pieces,

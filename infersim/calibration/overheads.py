@@ -1,8 +1,10 @@
 """Host and engine overheads of a live server, from benchmark runs: what is left when the device's time is known.
 
-Three are fitted, by least squares on relative errors of mean TTFT and mean TPOT: time per step, per sequence in a step,
-and per request. With async scheduling host time is hidden behind the device, so that what can be seen of steps and
-sequences is what the device waits for (worker_*); without it, what the engine core takes (host_*).
+They are fitted by least squares on relative errors of mean TTFT and mean TPOT: time per step, per sequence in a step
+and per request, and by name time per prompt token, a request's latency before the scheduler, the launch of a kernel
+outside CUDA graphs, and the API server's time per streamed token. With async scheduling host time is hidden behind the
+device, so that what can be seen of steps and sequences is what the device waits for (worker_*); without it, what the
+engine core takes (host_*).
 """
 
 import itertools
@@ -51,6 +53,24 @@ OVERHEADS = {
         "request", 2e-3, 1e-3,
         "a run at a low rate, where TTFT is no queueing, such as --request-rate {low:.2g} --num-prompts 100",
     ),
+    "prompt": Overhead(
+        "prompt", 5e-6, 1e-6,
+        "runs of prompts that differ in length, such as --random-input-len 128 and --random-input-len 8192, each"
+        " --request-rate {low:.2g}",
+    ),
+    "latency": Overhead("latency", 5e-3, 1e-3, "a run at a low rate, such as --request-rate {low:.2g}"),
+    "launch": Overhead(
+        "launch", 10e-6, 2e-6, "a run of prompts of 600 to 1,000 tokens, one at a time: --max-concurrency 1",
+    ),
+    "token": Overhead(
+        "token", 20e-6, 5e-6, "a run that streams more than the server can, such as --max-concurrency {peak}",
+    ),
+}  # fmt: skip
+USUAL = ("step", "sequence", "request")
+"""fitted unless others are named"""
+SETTINGS = {
+    "request": "host_request_time", "prompt": "host_prompt_token_time", "latency": "host_request_latency",
+    "launch": "eager_launch_time", "token": "host_token_time",
 }  # fmt: skip
 
 
@@ -71,7 +91,7 @@ class Fit:
 
 def setting(kind: str, is_async: bool) -> str:
     """The engine setting that holds an overhead."""
-    return "host_request_time" if kind == "request" else f"{'worker' if is_async else 'host'}_{kind}_time"
+    return SETTINGS.get(kind) or f"{'worker' if is_async else 'host'}_{kind}_time"
 
 
 def fit_overheads(

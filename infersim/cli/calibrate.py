@@ -69,7 +69,7 @@ def server(
     """
     import sys
 
-    from infersim.calibration.overheads import OVERHEADS, fit_overheads
+    from infersim.calibration.overheads import OVERHEADS, USUAL, fit_overheads
     from infersim.calibration.results import read_results
     from infersim.config.base import near
     from infersim.config.errors import InputError
@@ -79,7 +79,7 @@ def server(
     from infersim.report.calibration import overheads_lines
     from infersim.report.files import to_json
 
-    kinds = list(dict.fromkeys(fit or OVERHEADS))
+    kinds = list(dict.fromkeys(fit or USUAL))
     if unknown := [kind for kind in kinds if kind not in OVERHEADS]:
         raise InputError(f"--fit {kind[:40]}: no such overhead{near(kind, list(OVERHEADS))}" for kind in unknown)
     _check_file(out, force)

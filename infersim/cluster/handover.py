@@ -128,8 +128,8 @@ class HandOver(Front):
         if not self.is_current(i, token):
             return
         self.reserved[i] = clock.now
-        if transfer.latency:
-            yield clock.at(clock.now + transfer.latency)
+        if before := transfer.latency + transfer.request_time:
+            yield clock.at(clock.now + before)
         yield self.link.transfer(self._bytes(i, row, blocks, replica))
         if self.is_current(i, token):
             self.on_their_way.discard(i)

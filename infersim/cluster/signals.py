@@ -19,7 +19,7 @@ class Signals:
         self._finished = fleet.replicas["num_finished"]
         self._waiting = fleet.schedulers["num_waiting"].reshape(-1, ranks)
         self._free = fleet.schedulers["free_blocks"].reshape(-1, ranks)
-        self.blocks = (fleet.knobs["num_gpu_blocks"][pool].astype("f8") - 1) * ranks
+        self.blocks = (fleet.knobs["num_gpu_blocks"][pool].astype("f8") - 1) * fleet.knobs["ranks"][pool]
         self.routed = np.zeros(k, "i8")
         """requests sent to each, ever: the router's own count"""
         self.report()

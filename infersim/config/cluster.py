@@ -210,6 +210,9 @@ class Transfer(Description):
     """of the whole link"""
     latency: Seconds = 0.0
     """time before the first byte arrives"""
+    request_time: Seconds = 0.0
+    """time per request that is handed over, beside its bytes: the front door's second hop, the connector's hand-shake
+    """
     overlap: Literal["none", "layers"] = "none"
     """layers: each layer's KV is sent while the next are computed, so that most of it is there when prefill ends"""
     hand_over: HandOver = "always"

@@ -136,6 +136,8 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
     )
     cost = compile_step_cost(own, wide)
     linear, head = cost.linear.sum(axis=1), cost.head.sum(axis=1)
+    if cost.shared is not None:  # experts of a drafting layer: the other ranks are taken to draft as much
+        linear += cost.shared.sum(axis=1)
     many = width * np.arange(sequences)
     following = linear[many] + head[many] + engine.draft_pass_time * any_drafts
     own_pass = speculation.how.kind != "exit"  # the exit layers have seen the step's tokens in the target's own pass

@@ -28,14 +28,26 @@ for 8 ranks; TensorRT-LLM's RESIDUAL_RMS_NORM)"""
 
 
 def capture_sizes(engine: ResolvedEngine) -> np.ndarray:
-    """i8[n], the token counts for which vLLM captures CUDA graphs, ascending.
+    """i8[n], the token counts for which the engine captures CUDA graphs, ascending.
 
-    1, 2, 4 and multiples of 8, from 256 on of engine.cuda_graph_step, up to min(2 max_num_seqs, 512) and the
-    token budget (config/vllm.py; start-up logs count 51 sizes, that of 0.10.2 still 67).
+    vLLM: 1, 2, 4 and multiples of 8, from 256 on of engine.cuda_graph_step, up to min(2 max_num_seqs, 512) and the
+    token budget (config/vllm.py; start-up logs count 51 sizes, that of 0.10.2 still 67). SGLang (server_args.py) and
+    TensorRT-LLM (llm_args.py, padding on) capture batches of decodes, up to engine.max_cudagraph_capture_size.
     """
-    largest = min(2 * engine.max_num_seqs, 512, engine.max_num_batched_tokens)
-    coarse = np.arange(256, largest + 1, engine.cuda_graph_step)
-    sizes = np.concatenate([[1, 2, 4], np.arange(8, 256, 8), coarse])
+    largest = engine.max_cudagraph_capture_size or min(2 * engine.max_num_seqs, 512)
+    largest = min(largest, engine.max_num_batched_tokens)
+    if engine.cuda_graph_sizes == "sglang":
+        steps: list = [
+            [1, 2, 4, 8, 12],
+            np.arange(16, 257, 8),
+            np.arange(272, 512, 16),
+            np.arange(512, largest + 1, 32),
+        ]
+    elif engine.cuda_graph_sizes == "trtllm":
+        steps = [[1, 2, 4], np.arange(8, 129, 8), 2 ** np.arange(8, 20), [largest]]
+    else:
+        steps = [[1, 2, 4], np.arange(8, 256, 8), np.arange(256, largest + 1, engine.cuda_graph_step)]
+    sizes = np.unique(np.concatenate(steps).astype("i8"))
     return sizes[sizes <= largest]
 
 

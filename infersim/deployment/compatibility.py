@@ -86,9 +86,8 @@ RULES: tuple[Rule, ...] = (
          " enable_prefix_caching", "engine.enable_prefix_caching",
          "is not modelled together with swapping for sliding windows and states, which this model has; must be false,"
          " or engine.preemption_mode recompute"),
-    Rule("speculation and (parallelism.pipeline > 1 or parallelism.attention_data > 1)", "speculation",
-         "is not modelled with pipeline or data-parallel attention yet; parallelism.pipeline and"
-         " parallelism.attention_data must be 1"),
+    Rule("speculation and parallelism.pipeline > 1", "speculation",
+         "is not modelled with pipeline stages yet; parallelism.pipeline must be 1"),
     Rule("speculation and engine == 'vllm' and user.async_scheduling and speculation.how.kind in BY_HOST",
          "engine.async_scheduling", "vLLM has {speculation.method}'s drafts with the step's tokens; must be false"),
     Rule("speculation and allocator != 'paged'", "engine.allocator",
@@ -126,6 +125,8 @@ RULES: tuple[Rule, ...] = (
     Rule("grouped and parallelism.pipeline > 1", "{asked}",
          "is not modelled with pipeline stages; parallelism.pipeline must be 1"),
     Rule("grouped and windows", "{asked}", "is modelled for full attention only; {model.name} has windows or states"),
+    Rule("grouped and stream_interval > 1", "{asked}",
+         "is not modelled with chunks of several steps; engine.stream_interval must be 1"),
     Rule("grouped and sequences > max_num_seqs", "{asked}",
          "{sequences} sequences of one request never run at once; must be at most engine.max_num_seqs,"
          " {max_num_seqs}"),

@@ -131,7 +131,8 @@ class Deployment:
         """A state.KNOBS record; max_concurrency is the client's limit, 0 for none."""
         engine = self.engine
         return make_knobs(
-            **{name: getattr(engine, knob.name) for name, knob in lowered().items()},
+            **{name: getattr(engine, knob.name) for name, knob in lowered().items() if name != "host_token_time"},
+            ranks=self.parallelism.attention_data,
             block_size=self.memory.block_size,
             num_gpu_blocks=self.memory.num_gpu_blocks,
             watermark_blocks=int(engine.watermark * self.memory.num_gpu_blocks),
@@ -151,6 +152,7 @@ class Deployment:
             **self._tiers,
             lookahead=self._lookahead,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
+            host_token_time=engine.host_token_time / engine.stream_interval,  # a chunk is sent at once
         )
 
     @property

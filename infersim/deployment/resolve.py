@@ -16,6 +16,7 @@ from infersim.cost.attention_kernel import with_attention_kernel
 from infersim.cost.drafting import drafter_placement, own_bytes, with_drafter
 from infersim.cost.lora import adapter_bytes, with_adapters
 from infersim.cost.memory import Memory, longest_sequence, memory_waterfall
+from infersim.cost.partition import largest_graph
 from infersim.cost.placement import Placement
 from infersim.engine.knobs import KNOBS
 from infersim.models.catalog import load_model
@@ -96,6 +97,9 @@ def deploy(
     resolved = resolve(engine, hardware, model.max_position_embeddings)
     if parallelism.pipeline > 1:
         resolved = _in_turn(resolved, "pipeline stages take turns")
+    if resolved.cuda_graph_sizes == "sglang" and resolved.max_cudagraph_capture_size is None:
+        graph = min(resolved.max_num_seqs, largest_graph(hardware.memory_usable, parallelism))
+        resolved = replace(resolved, max_cudagraph_capture_size=graph)
     hardware = with_kernels_of(hardware, resolved.engine)
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     placement = Placement(model, hardware, precision, parallelism)

@@ -16,7 +16,8 @@ from .tables import lay_drafts, lay_prices
 class Fleet:
     """Replicas that are advanced together; the only holder of running state.
 
-    replicas: one ReplicaSpec each; ranks: schedulers per replica that step in lock step (data-parallel attention);
+    replicas: one ReplicaSpec each; ranks: schedulers per replica that step in lock step (data-parallel attention), the
+    most of any replica; of those with fewer (knobs.ranks) the rest stay empty;
     keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token); shares_text: prompts
     may begin with text of one another, so that prefix caching has to know every block from the start; acceptance: of
     drafts, where replicas have them; seed: of the draws. What replicas cannot be is in deployment/compatibility.py.
@@ -49,7 +50,9 @@ class Fleet:
         self.schedulers = np.zeros(n * ranks, state.SCHEDULER)
         self.schedulers["free_cpu_blocks"] = np.repeat(self.knobs["num_cpu_blocks"], ranks)
         self.schedulers["waiting_head"] = self.schedulers["waiting_tail"] = -1
-        self.schedulers["free_blocks"] = np.repeat(self.knobs["num_gpu_blocks"] - 1, ranks)
+        self.knobs["ranks"][self.knobs["ranks"] == 0] = ranks
+        there = np.arange(ranks) < self.knobs["ranks"][:, None]
+        self.schedulers["free_blocks"] = ((self.knobs["num_gpu_blocks"] - 1)[:, None] * there).reshape(-1)
         self.shares_text, self.seed = shares_text, seed
         self.num_sequences = int(self.knobs["num_sequences"][0])
         if (self.knobs["num_sequences"] != self.num_sequences).any():
@@ -259,7 +262,7 @@ class Fleet:
 
     def _turns(self, replica: int, n: int) -> np.ndarray:
         """i8[n]: the ranks of a replica's next n requests."""
-        turns = (self._turn[replica] + np.arange(n)) % int(self.call["ranks"][0])
+        turns = (self._turn[replica] + np.arange(n)) % int(self.knobs["ranks"][replica])
         self._turn[replica] += n
         return turns
 

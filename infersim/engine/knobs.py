@@ -67,6 +67,8 @@ HOUR: dict[str, float] = {"le": 3600}
 HOST = ("host overhead", NEITHER, "host")
 KV_MEMORY = ("KV memory", FEWER_BYTES, "packing")
 CHUNKED = ("chunked prefill", FEWER_BYTES, "packing")
+STREAMING = ("streaming interval", NEITHER, "host")
+WAITS = ("waiting for other prompts", NEITHER, "packing")
 JUMPS = ("jump-forward decoding", FEWER_STEPS, "steps")
 OFFLOADING = ("offloading of cached text", FEWER_BYTES, "KV")
 PREFIXES = ("prefix reuse", FEWER_BYTES, "KV")
@@ -75,6 +77,7 @@ ASSUMED_HOST = (
     " 0.27.1 engine loop without a GPU (541 us per step, 12.7 us per running request, simllm pull request 204, which"
     " calls its own values unstable)"
 )
+CHOSEN = "chosen on half of aiconfigurator's measured deployments, those of up to 16 clients (tests/fidelity, in view)"
 
 KNOBS: tuple[Knob, ...] = (
     Knob("max_num_seqs", int, "most sequences in a step", bounds={"le": 2**20}, otherwise="GPU default",
@@ -155,10 +158,31 @@ KNOBS: tuple[Knob, ...] = (
     Knob("host_request_time", about="CPU time of the API server per request, one after another", default=2e-3,
          bounds=HOUR, **SECONDS, record="f8", technique=HOST,
          source="assumed: HTTP, tokenizer, one hop between processes"),
+    Knob("host_prompt_token_time",
+         about="CPU time of the API server per prompt token (chat template, tokenizer, hashes of blocks), one request"
+         " after another", default=5e-6, bounds=HOUR, **SECONDS, record="f8", technique=HOST, source=CHOSEN),
+    Knob("host_request_latency",
+         about="time of a request on its way to the scheduler in which others do not wait for it: HTTP, hops between"
+         " processes, the engine's input queue", default=0.0, bounds=HOUR, **SECONDS, record="f8", technique=HOST,
+         source="assumed none"),
     Knob("host_token_time",
          about="CPU time of the API server per token that it streams, one after another, in turn with requests; a"
-         " sequence's tokens of one step (accepted drafts, jumps) go as one", default=0.0, bounds=HOUR, **SECONDS,
-         record="f8", technique=HOST),
+         " sequence's tokens of one step (accepted drafts, jumps), or of stream_interval steps, go as one",
+         default=0.0, bounds=HOUR, **SECONDS, record="f8", technique=HOST),
+    Knob("stream_interval", int, "tokens that the API server sends to a client at once (vLLM's, SGLang's and"
+         " TensorRT-LLM's option)", 1, bounds={"le": 2**20}, technique=STREAMING),
+    Knob("stream_first_token", bool, "the first token is sent alone, as soon as it is there; false: with the first"
+         " interval's", True, technique=STREAMING),
+    Knob("scheduler_recv_interval", int, "SGLang's: decode steps from one look for new requests to the next; behind a"
+         " prefill it looks at once; 0: it looks before every step", 0, least=0, bounds={"le": 2**20},
+         engines=("sglang",), record="i4", technique=WAITS),
+    Knob("batch_wait_timeout_iters", int, "TensorRT-LLM's: steps that a new prompt waits for others while tokens are"
+         " generated", 0, least=0, bounds={"le": 2**20}, engines=("trtllm",), record="i4", technique=WAITS),
+    Knob("batch_wait_max_tokens_ratio", float, "... unless tokens for this share of max_num_batched_tokens are there;"
+         " 0: whatever is there", 0.0, bounds={"le": 1}, needs="batch_wait_timeout_iters", record="f8",
+         technique=WAITS),
+    Knob("attention_dp_timeout_iters", int, "TensorRT-LLM's: steps that a new prompt waits until every data-parallel"
+         " rank has one", 0, least=0, bounds={"le": 2**20}, engines=("trtllm",), record="i4", technique=WAITS),
     Knob("worker_step_time",
          about="time per step in which the device waits for its worker even under async scheduling", default=0.0,
          bounds=HOUR, **SECONDS, technique=HOST),
@@ -176,15 +200,17 @@ KNOBS: tuple[Knob, ...] = (
          source="assumed: vLLM's V1 kernels leave 10.96 of some 12 requests/s (pull request 11613, 7B on A100)"),
     Knob("eager_launch_time",
          about="CPU time to launch a kernel outside CUDA graphs; no such step is shorter than its launches",
-         default=50e-6, bounds=HOUR, **SECONDS,
-         source="Splitwise (arXiv:2311.18677), H100, prompts of 128 and 256 tokens of Llama-2-70B under vLLM 0.2 take"
-         " 48 to 58 ms on 2, 4 and 8 GPUs alike, for 970 kernels"),
+         default=13e-6, bounds=HOUR, **SECONDS,
+         source=CHOSEN + ": 12 to 15 us, of engines that compile what is between their piecewise graphs"),
     Knob("fuse_norm_quant", bool,
          "norms and activations write FP8 and NVFP4 themselves where the next matrix wants it (vLLM's compilation"
          " pass)",
          True),
     Knob("enforce_eager", bool, "no CUDA graphs: decode steps are launched kernel by kernel too", False,
          technique=("CUDA graphs", NEITHER, "host")),
+    Knob("max_cudagraph_capture_size", int, "largest step that a CUDA graph is captured for (vLLM's name; SGLang's"
+         " cuda-graph-max-bs, TensorRT-LLM's cuda_graph_config.max_batch_size)", bounds={"le": 2**20},
+         otherwise="as the engine chooses it", technique=("CUDA graphs", NEITHER, "host")),
     Knob("fuse_allreduce_rms", bool,
          "tensor-parallel all-reduces of up to 8 MiB add the residual and normalise too (vLLM's compilation pass)",
          False),
@@ -227,11 +253,14 @@ KNOBS: tuple[Knob, ...] = (
          choices=("vllm", "sglang", "trtllm"), user=False),
     Knob("count_cuda_graph_memory", bool,
          "the CUDA-graph estimate is taken from the KV cache's share (since 0.21)", False, user=False),
+    Knob("cuda_graph_sizes", str, "whose batch sizes CUDA graphs are captured for (cost/steptime.py)", "vllm",
+         choices=("vllm", "sglang", "trtllm"), user=False),
     Knob("cuda_graph_step", int, "tokens between the CUDA graphs that are captured from 256 tokens on", 16, user=False),
 )  # fmt: skip
 
 COMPUTED: tuple[Computed, ...] = (
     Computed("block_size", "i4", "as the memory's division has it"),
+    Computed("ranks", "i4", "data-parallel ranks that are there; the arrays have room for the most of any replica"),
     Computed("num_gpu_blocks", "i4", "vLLM's count; block 0 is its null block, so one less is usable"),
     Computed("watermark_blocks", "i4", "of `watermark`"),
     Computed("steps_in_flight", "i4", "2 under asynchronous scheduling, or the number of pipeline stages"),

@@ -3,7 +3,8 @@
     ttft   first token - sent                    tpot   (last token - first token) / (output tokens - 1)
     e2el   last token - sent                     itl    each gap between two chunks of a request, all requests pooled
 
-A chunk is what one step of the engine emits: a token, or with speculation also the drafts that were accepted with it.
+A chunk is what the server sends at once: a step's token, or with speculation also the drafts that were accepted with
+it, or so many steps' as engine.stream_interval says.
 `sent` is after the client's wait for a place under max_concurrency. Only completed requests count. Requests of one
 token have no tpot (for goodput it is 0) and no gap. Percentiles interpolate linearly (numpy's default). Durations run
 from the start, when the client begins to wait for its first request, to the last completion; with a warm-up, from its
@@ -80,7 +81,8 @@ def measure(result: Result) -> dict[str, float | None]:
 
 def num_gaps(requests: np.ndarray) -> np.ndarray:
     """i8[n]: gaps between the chunks of each request."""
-    return np.maximum(requests["num_output_tokens"].astype("i8") - requests["num_accepted_tokens"] - 1, 0)
+    steps = requests["num_output_tokens"].astype("i8") - requests["num_accepted_tokens"]
+    return np.maximum(np.where(requests["num_chunks"] > 0, requests["num_chunks"], steps) - 1, 0)
 
 
 def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarray]:

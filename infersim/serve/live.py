@@ -47,7 +47,7 @@ class Live:
         self.specs = [spec for spec, _ in sites]
         self.fleet = Fleet(
             self.specs,
-            ranks=self.kinds[0][0].parallelism.attention_data,
+            ranks=max(deployment.parallelism.attention_data for deployment, _ in self.kinds),
             shares_text=True,
             acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
             seed=scenario.simulation.seed,
@@ -365,7 +365,9 @@ class Live:
         """Share of a replica's KV blocks that are held."""
         ranks = int(self.fleet.call["ranks"][0])
         free = self.fleet.schedulers["free_blocks"][replica * ranks : (replica + 1) * ranks].sum()
-        return 1.0 - float(free) / (ranks * (int(self.fleet.knobs["num_gpu_blocks"][replica]) - 1))
+        return 1.0 - float(free) / (
+            int(self.fleet.knobs["ranks"][replica]) * (int(self.fleet.knobs["num_gpu_blocks"][replica]) - 1)
+        )
 
     def queues(self, replica: int) -> tuple[int, int]:
         """Requests that run and requests that wait."""
@@ -397,5 +399,7 @@ def _refuse(scenario: Scenario) -> None:
         problems.append("workload.n, beam_width: are not served; must be 1: clients ask for n")
     if cluster.router.signal_age:
         problems.append("cluster.router.signal_age: is not served; must be 0")
+    if scenario.engine.stream_interval or scenario.engine.stream_first_token is False:
+        problems.append("engine.stream_interval, stream_first_token: are not served; must be left out")
     if problems:
         raise InputError(problems)

@@ -19,7 +19,10 @@ HARDWARE = {
     "A100 SXM 80GB": "a100-sxm-80gb", "H100 SXM 80GB": "h100-sxm", "H100 (SXM?)": "h100-sxm",
     "H100 PCIe 80GB": "h100-pcie", "B200 180GB": "b200-sxm", "RTX PRO 6000 Blackwell SE": "rtx-pro-6000",
     "MI300X": "mi300x", "TPU v6e": "tpu-v6e", "4090 24GB": "rtx-4090", "3090 24GB": "rtx-3090", "L40S 48GB": "l40s",
-    "A10G": "a10", "A100 SXM 80GB (330W limit)": "a100-sxm-80gb",
+    "A10G": "a10", "H200 SXM 141GB": "h200-sxm", "L40S": "l40s", "A100 PCIe 80GB": "a100-pcie-80gb",
+    "GB200 192GB": "gb200", "A40 48GB": "a40",
+    "RTX A6000 48GB": "rtx-a6000", "RTX 6000 Ada 48GB": "rtx-6000-ada",
+    "A100 SXM 80GB (330W limit)": "a100-sxm-80gb",
 }  # fmt: skip
 MODELS = {
     "LLaMA 7B": "Llama-7B", "LLaMA 70B": "Llama-2-70B", "Llama-3-70B": "Llama-3-70B", "Llama-3-8B": "Llama-3-8B",
@@ -28,7 +31,8 @@ MODELS = {
     "Llama-3.3-70B-Instruct": "Llama-3.3-70B",
 }  # fmt: skip
 WEIGHTS = {"fp8": "fp8", "fp16": "fp16", "f16": "fp16", "bf16": "bf16", "nvfp4": "nvfp4", "fp4": "nvfp4",
-           "mxfp4": "auto", "int4 g32": "int4", "int4": "int4"}  # fmt: skip
+           "mxfp4": "auto", "mxfp4(col says FP8)": "auto", "int8": "int8_wo",
+           "int4 g32": "int4", "int4": "int4"}  # fmt: skip
 ENGINES = {"TensorRT-LLM": "trtllm", "vLLM": "vllm", "vLLM (TPU)": "vllm"}
 STATIC = re.compile(r"(?:static_)?batch=(\d+)")
 QUEUED = 1500  # requests that stand for the 3000 or 30000 of a full queue: its middle is what counts

@@ -17,19 +17,16 @@ WAVES = 10
 class Recipe:
     """What differs from the engine's defaults.
 
-    engine: keys of the scenario's engine; kv_cache: format; held: decode steps that a new request's first token waits
-    for, on the mean, before the scheduler lets it in or the server sends it, by the rule `added`: not simulated, their
-    time is added to the simulated TTFT; prompts: different ones that
-    clients send again and again, 0 for as many as requests; quantised: as the row says, not as the checkpoint is.
+    engine: keys of the scenario's engine; kv_cache: format; prompts: different ones that clients send again and again,
+    0 for as many as requests; quantised: as the row says, not as the checkpoint is; drafts: of MTP, 0 without.
     """
 
     engine: dict = field(default_factory=dict)
     kv_cache: str = "bf16"
     varied: bool = True
-    held: float = 0.0
-    added: str = ""
     prompts: int = 0
     quantised: bool = True
+    drafts: int = 0
 
 
 def recipe(row, clients: int) -> Recipe:
@@ -39,6 +36,16 @@ def recipe(row, clients: int) -> Recipe:
     return {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}[row.backend](row)
 
 
+def disaggregated(row, clients: int) -> Recipe:
+    """Of pools (srt-slurm's and Dynamo's recipes): whole prompts one after another, caches as their checkpoints are."""
+    fp8 = row.backend == "trtllm" or row.precision == "fp4"
+    longest = int(row.isl) + int(row.osl) + 256
+    engine = {"max_num_batched_tokens": max(16384, longest), "max_cudagraph_capture_size": 1024}
+    if row.backend == "trtllm":
+        engine |= {"stream_interval": STREAM_INTERVAL}
+    return Recipe(engine, "fp8" if fp8 else "bf16")
+
+
 def _aiconfigurator(row, clients: int) -> Recipe:
     fp8 = (row.precision in ("fp8", "fp4") and row.backend == "trtllm") or row.model_path.startswith("nvidia/")
     engine, prompts, quantised = {}, 0, True
@@ -46,7 +53,6 @@ def _aiconfigurator(row, clients: int) -> Recipe:
         # generator/rule_plugin: trtllm.rule and vllm.rule (max_num_tokens), sglang.rule (max_prefill_tokens)
         tokens = int(row.isl) + 1500
         engine["max_num_batched_tokens"] = min(8192, tokens) if row.backend == "sglang" else max(512, clients) + tokens
-        engine["host_token_time"] = WORKER_TOKEN[row.backend]
         if row.system == "h200_sxm":
             # sglang.rule asks for mixed chunks; the template for 0.5.1.post1 misspells the flag
             engine |= {"enable_mixed_chunk": True} if row.backend == "sglang" else {}
@@ -62,10 +68,6 @@ def _aiconfigurator(row, clients: int) -> Recipe:
     return Recipe(engine, "fp8" if fp8 else "bf16", varied=False, prompts=prompts, quantised=quantised)
 
 
-WORKER_TOKEN = {"trtllm": 110e-6, "vllm": 110e-6, "sglang": 51e-6}
-"""seconds per token of a worker of Dynamo, which crosses Python's global lock once per token, so that throughput is
-flat at any concurrency (ai-dynamo/dynamo pull requests 10609, 10370, 7910); the values are what these rows level off
-at: 9,300 (TensorRT-LLM), 9,000 (vLLM) and 19,600 tokens/s (SGLang, which joins tokens that wait)"""
 AIPERF_PROMPTS = 100
 """aiperf's default number of dataset entries, which generator/config/backend_templates/benchmark leaves as it is; vLLM
 finds them in its prefix cache, which the templates leave on"""
@@ -74,27 +76,38 @@ finds them in its prefix cache, which the templates leave on"""
 def _trtllm(row) -> Recipe:
     clients, isl, osl = int(row.batch_size), int(row.isl), int(row.osl)
     longest = isl + osl + 256  # whole prompts: infersim wants a budget for the longest sequence
+    # cuda_graph_config: padding, and sizes for all clients
+    engine = {"stream_interval": STREAM_INTERVAL, "max_cudagraph_capture_size": 1024}
     if row.fam == "Llama-3.1-70B":
-        tokens = 16384 if row.precision == "fp8" and row.system == "b200_sxm" else longest
-        # batch_wait_timeout_iters: prompts wait for others, at most so many iterations
-        waits = 20.0 if isl == osl == 1024 and row.tp_size < 8 else 0.0
-        return Recipe({"max_num_batched_tokens": tokens}, "fp8", held=waits, added=WAITED * (waits > 0))
+        engine["max_num_batched_tokens"] = 16384 if row.precision == "fp8" and row.system == "b200_sxm" else longest
+        if isl == osl == 1024 and row.tp_size < 8:
+            engine |= {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
+        return Recipe(engine, "fp8")
     if row.fam == "gpt-oss-120b":
+        engine["max_num_batched_tokens"] = 20000
         on_hopper = row.system != "b200_sxm"
-        engine = {"max_num_batched_tokens": 20000}
-        return Recipe(engine, held=STREAM_INTERVAL - 1.0, added=STREAMED) if on_hopper else Recipe(engine, "fp8")
-    tokens = max(-(-(clients + isl + 64) // 64) * 64, 8192, longest)
-    # attention_dp_config.timeout_iters 60: a prompt waits until every rank has one, at most so many iterations
-    held, rule = (30.0, "ranks wait for each other") if row.attention_dp_size > 1 else (STREAM_INTERVAL - 1.0, STREAMED)
-    return Recipe({"max_num_batched_tokens": tokens}, "fp8", held=held, added=rule)
+        return Recipe(engine | {"stream_first_token": not on_hopper}, "bf16" if on_hopper else "fp8")
+    engine["max_num_batched_tokens"] = max(-(-(clients + isl + 64) // 64) * 64, 8192, longest)
+    engine["stream_first_token"] = False
+    if row.attention_dp_size > 1:
+        engine["attention_dp_timeout_iters"] = 60
+    return Recipe(engine, "fp8", drafts=_mtp(row))
+
+
+def _mtp(row) -> int:
+    """Drafts of MTP. Rows do not say: dsr1_*_trt_mtp.sh ran with image 1.2.0rc6.post3, and on 2026-01-14 with
+    1.1.0rc2.post2 (3 drafts, 1 with data-parallel attention)."""
+    ran = row.backend_version == "1.2.0rc6.post3" or "measured=2026-01-14" in row.silicon_data_source
+    return (1 if row.attention_dp_size > 1 else 3) if ran else 0
 
 
 SORT, VOCABULARY = 2.4e-3 / 128 / 131072, 151_936
 """seconds per logit (vLLM pull request 40376, top-k and top-p of 128 sequences with PyTorch), and Qwen3's logits"""
 STREAM_INTERVAL = 10
-"""tokens that TensorRT-LLM's servers of DeepSeek-R1 send at once"""
-WAITED = "prompts wait for others"
-STREAMED = "the first token is sent with the tenth"
+"""tokens that TensorRT-LLM's servers send at once; with overlapped schedules some of its versions pass over the first
+iteration of a request (py_executor: py_decoding_iter <= 1), so that its first token comes with the tenth"""
+ACCEPTANCE = [0.8, 0.7, 0.6]
+"""of MTP's drafts, each given those before it"""
 
 
 def _sglang(row) -> Recipe:
@@ -109,10 +122,10 @@ def _sglang(row) -> Recipe:
         tokens = 32768 if on_b200 else 16384
     else:
         tokens = 16384 if row.precision == "fp4" else 8192 if row.tp_size == 4 else 32768
-    # --scheduler-recv-interval: the scheduler looks for new requests every so many decode steps
-    interval = (30 if clients >= 16 else 10) if on_b200 else 1
-    rule = "the scheduler polls every 10 or 30 steps" * on_b200
-    return Recipe({"max_num_batched_tokens": tokens} | fused, kv_cache, held=(interval - 1) / 2, added=rule)
+    engine = {"max_num_batched_tokens": tokens, "gpu_memory_utilization": 0.82} | fused
+    if on_b200:
+        engine |= {"scheduler_recv_interval": 30 if clients >= 16 else 10, "max_cudagraph_capture_size": 256}
+    return Recipe(engine, kv_cache)
 
 
 def _vllm(row) -> Recipe:

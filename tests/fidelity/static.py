@@ -43,7 +43,13 @@ def serve(batch: Batch) -> Times:
     """InputError for what cannot run."""
     ranks = batch.attention_data
     longest = batch.input_tokens + batch.output_tokens
-    engine = {"preset": batch.preset, "max_model_len": longest, "host_request_time": 0}
+    engine = {
+        "preset": batch.preset,
+        "max_model_len": longest,
+        "host_request_time": 0,
+        "host_request_latency": 0,
+        "host_prompt_token_time": 0,
+    }  # no client, or text that was read before
     if batch.one_prefill:
         engine |= {"max_num_batched_tokens": max(batch.requests * batch.input_tokens, longest),
                    "max_num_seqs": batch.requests}  # fmt: skip

@@ -26,7 +26,9 @@ def scenario_of(meta: dict):
         "preset": preset_of("vllm", meta["vllm_version"]),
         "max_num_seqs": flags["max_num_seqs"],
         "max_num_batched_tokens": flags["max_num_batched_tokens"],
-        "host_request_time": 0,  # the log's times run from when the scheduler has the request
+        "host_request_time": 0,
+        "host_request_latency": 0,
+        "host_prompt_token_time": 0,  # the log's times run from when the scheduler has the request
     }
     if flags["max_model_len"]:
         engine["max_model_len"] = flags["max_model_len"]
@@ -38,7 +40,11 @@ def scenario_of(meta: dict):
             "model": meta["model"].split("/")[-1],
             "hardware": HARDWARE[meta["hardware"]],
             "workload": workload,
-            "parallelism": {"tensor": meta["tp"]},
+            "parallelism": {
+                "tensor": meta["tp"],
+                "attention_data": meta["dp"],
+                "expert": meta["tp"] * meta["dp"] if meta["ep"] > 1 else 1,
+            },
             "engine": engine,
         },
         meta["config"],
@@ -46,7 +52,7 @@ def scenario_of(meta: dict):
 
 
 def _configurations(path: Path) -> list[dict]:
-    needed = ("config", "model", "hardware", "tp", "vllm_version", "engine_kwargs", "kv_cache")
+    needed = ("config", "model", "hardware", "tp", "dp", "ep", "vllm_version", "engine_kwargs", "kv_cache")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -98,7 +98,8 @@ def price_step(a, r):
         a.steps_priced[price.draft_once + scheduler.num_drafting] += price.slow
         a.steps_priced[price.draft_following + scheduler.num_drafting] += scheduler.draft_passes * price.slow
     if price.shared >= 0:
-        row = price.shared + (tokens + ranks - 1) // ranks
+        own = a.knobs[r].ranks
+        row = price.shared + (tokens + own - 1) // own
         slowest += a.table[row]
         a.steps_priced[row] += price.slow
     share = price.issue_share * price.slow

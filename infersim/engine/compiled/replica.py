@@ -75,7 +75,8 @@ def send(a, r, now, not_before):
         else:
             count_outstanding(replica, 1, request.sent)
             replica.front_end = max(request.sent, replica.front_end) + knobs.host_request_time
-            request.visible = replica.front_end
+            replica.front_end += knobs.host_prompt_token_time * request.prompt_tokens
+            request.visible = replica.front_end + knobs.host_request_latency
 
 
 @compiled
@@ -103,6 +104,37 @@ def join(a, r):
 
 
 @compiled
+def looks(a, r):
+    """Whether the scheduler looks for new requests before this step: while nothing runs always, else as SGLang's
+    recv_skipper has it, or TensorRT-LLM's batch waiting and balance of attention ranks."""
+    requests, replica, knobs = a.requests, a.replicas[r], a.knobs[r]
+    most = max(knobs.batch_wait_timeout_iters, knobs.attention_dp_timeout_iters)
+    if knobs.scheduler_recv_interval == 0 and most == 0:
+        return True
+    running, waiting = 0, 0
+    for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
+        running += a.schedulers[rank].num_running
+        waiting += a.schedulers[rank].num_waiting
+    steps = replica.num_steps - replica.looked
+    if running == 0:
+        return True
+    if knobs.scheduler_recv_interval > 0:
+        return steps >= knobs.scheduler_recv_interval
+    q, tokens, there = replica.pending_head, running, 0
+    while q != replica.unsent_head and requests[q].visible <= replica.now:
+        if requests[q].status == PENDING:
+            tokens += requests[q].prompt_tokens
+            there |= 1 << requests[q].rank
+        q = requests[q].next
+    if there == 0 or waiting > 0 or steps >= most:
+        return True
+    enough = knobs.batch_wait_max_tokens_ratio * knobs.max_num_batched_tokens
+    if knobs.batch_wait_timeout_iters > 0 and 0.0 < enough <= tokens:
+        return True
+    return knobs.attention_dp_timeout_iters > 0 and there == (1 << knobs.ranks) - 1
+
+
+@compiled
 def observe(a, r, time):
     """Integrate over time up to `time` what replica r has running, waiting and held: called before any of it changes.
 
@@ -114,7 +146,7 @@ def observe(a, r, time):
         return
     replica.last_observed = time
     running, waiting, tokens, shared = 0, 0, 0, 0
-    blocks = ranks * (knobs.num_gpu_blocks - 1)
+    blocks = knobs.ranks * (knobs.num_gpu_blocks - 1)
     for rank in range(r * ranks, (r + 1) * ranks):
         scheduler = a.schedulers[rank]
         running += scheduler.num_running
@@ -182,7 +214,8 @@ def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     if q < 0:
         return INFINITY
     if q == replica.unsent_head:
-        return max(replica.now, max(requests[q].arrival, replica.front_end) + knobs.host_request_time)
+        front_end = max(requests[q].arrival, replica.front_end)  # at least so long, if it is not turned away
+        return max(replica.now, front_end + knobs.host_request_time + knobs.host_request_latency)
     return max(replica.now, requests[q].visible)
 
 
@@ -193,13 +226,15 @@ def start_step(a, r):
     first = r * call.ranks
     send(a, r, replica.now, 0.0)
     observe(a, r, replica.now)
-    join(a, r)
+    if looks(a, r):
+        replica.looked = replica.num_steps
+        join(a, r)
     slot = replica.oldest_step + replica.in_flight
     if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
         slot -= knobs.steps_in_flight
     replica.blocked = 0
     num_preemptions = replica.num_preemptions
-    tokens = 0
+    tokens, decodes = 0, 0
     sequences = 0
     turned_away = False
     for rank in range(first, first + call.ranks):
@@ -213,6 +248,7 @@ def start_step(a, r):
         if scheduler.num_given_up > 0:
             turned_away |= turn_away(a, r, rank)
         tokens += scheduler.num_tokens
+        decodes += scheduler.num_scheduled + scheduler.num_verified
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
         if replica.in_flight == 0 and (
@@ -231,6 +267,8 @@ def start_step(a, r):
     replica.device_free = start + issue
     replica.in_flight += 1
     replica.num_steps += 1
+    if tokens > decodes and knobs.scheduler_recv_interval > 0:
+        replica.looked = replica.num_steps - knobs.scheduler_recv_interval
     replica.num_scheduled_tokens += tokens
     replica.busy_time += start - ready + issue
     replica.time_by_resource[HOST] += start - ready  # the host's time that the device waits for

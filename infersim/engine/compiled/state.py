@@ -90,6 +90,7 @@ _FIELDS = np.dtype(
         ("next", "i4"),  # links of its queue, -1 ends it
         ("prev", "i4"),
         ("num_preemptions", "i4"),
+        ("num_chunks", "i4"),  # that its client got; 0: as many as steps gave it tokens
         ("output_tokens", "i4"),  # what the model would generate
         ("max_tokens", "i4"),
         ("first_block", "i4"),  # of its piece of memory, where there are pieces
@@ -233,6 +234,7 @@ REPLICA = np.dtype(
         ("num_finished", "i4"),  # completed, rejected or aborted
         ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has
         ("num_steps", "i8"),
+        ("looked", "i8"),  # num_steps when the scheduler looked for new requests last
         ("num_preemptions", "i8"),
         ("num_copied", "i8"),  # blocks swapped out or in
         ("num_block_copies", "i8"),  # blocks copied since another sequence wrote to them too
