@@ -83,6 +83,7 @@ class HandOver(Front):
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A prefill replica gets request i, or a decode replica if the decider says so or nobody can hand it over."""
+        self.computed[i] = self.reserved[i] = self.received[i] = np.nan  # what an earlier attempt left
         there = self.prefill.allowed()
         nobody = self.severed or (there is not None and not there.any())
         self.split[i] = not nobody and self._is_worth_it(i, allowed)
