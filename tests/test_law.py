@@ -16,13 +16,13 @@ from infersim.config.presets import packaged_presets
 from infersim.config.speculation import Acceptance, Speculation
 from infersim.cost.batch import Part, batch_time, draft_time, drafting_time, step_split, step_time
 from infersim.deployment import deploy
-from infersim.engine.compiled.state import RESOURCES
+from infersim.engine.compiled.state import KNOBS, RESOURCES
 from infersim.engine.fleet import Fleet
 from infersim.engine.replica import ReplicaSpec
 from infersim.workload.acceptance import acceptance_table
 
 DRAFT = RESOURCES.index("draft")
-HOST_TIMES = ("host_step_time", "host_sequence_time", "host_request_time", "host_token_time")
+HOST_TIMES = [name for name in KNOBS.names if name.startswith("host_")]
 
 
 def described(method: str, **more) -> Speculation:
