@@ -321,6 +321,7 @@ def test_prices_apart_pay_the_hour(settings):
     assert 0 < apart["prompt"][0] < apart["output"][0]
 
 
+@pytest.mark.slow
 def test_pools_are_candidates_like_others(small):
     """A cluster of prefill and decode replicas is taken as it is, priced in full, and never multiplied."""
     pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 2}, "transfer": {"bandwidth": "50 GB/s"}}
