@@ -1213,7 +1213,8 @@ class Simulation:
             begin = max(self.front_end, end)
             self.front_end = begin + tokens * self.knobs.host_token_time
             end = (begin + self.front_end + self.knobs.host_token_time) / 2  # of all tokens, on the mean
-            self.send(end)
+            if self.knobs.max_concurrency:
+                self.send(end)
         for request in (e.request for e in entries if self.knobs.radix and e.samples):
             if request in self.running and not request.entered:
                 self.pool.insert(request, request.prefill_end)

@@ -23,11 +23,13 @@ from infersim.config.scenario import build_scenario
 from infersim.run import run
 
 TRUE = {"worker_step_time": 1.5e-3, "worker_sequence_time": 20e-6, "host_request_time": 8e-3}
+FREE = {"host_prompt_token_time": 0.0, "host_request_latency": 0.0}  # what these servers' front ends do not take
 LENGTHS = {"input_tokens": {"uniform": [100, 900]}, "output_tokens": {"uniform": [20, 120]}, "num_requests": 300}
 
 
 def scenario_of(engine=None, **workload):
-    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS | workload, "engine": engine or {}}
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS | workload}
+    data["engine"] = FREE | (engine or {})
     return build_scenario(data, "test")
 
 
@@ -286,25 +288,21 @@ def real_server(hardware, **engine):
 
 
 @needs_shared
-def test_a_third_of_a_real_run_predicts_the_rest():
-    """An RTX PRO 6000, overloaded: TPOT within 2 %, TTFT within 5 %."""
-    runs = read_results([f"{REQUESTS}#rtxpro6000_llama3.1-8b_tp1"])
-    scenario = real_server("rtx-pro-6000", max_num_seqs=128)
-    fit = fit_overheads(scenario, runs, ["step"], fit_requests=100)
-    (held_out,) = fit.held_out
-    assert abs(held_out["tpot"]) < 0.02
-    assert abs(held_out["ttft"]) < 0.05
-
-
-@needs_shared
-def test_a_real_run_that_needs_no_overhead_is_predicted_without():
-    """An RTX 4090, short of memory: the best fit is lost in its error, so it is refused; without any, the requests
-    beyond the first hundred have TPOT within 2 % and TTFT within 5 %."""
-    runs = read_results([f"{REQUESTS}#rtx4090_llama3.1-8b_tp1"])
-    scenario = real_server("rtx-4090", max_num_seqs=256, max_model_len=32768, num_gpu_blocks_override=2588)
-    with pytest.raises(InputError, match=r"worker_step_time is not identified: it is \d+ us \+- \d+ us"):
-        fit_overheads(scenario, runs, ["step"], fit_requests=100)
-    (run,) = runs
+@pytest.mark.parametrize(
+    ("run_of", "hardware", "engine"),
+    [
+        ("rtxpro6000_llama3.1-8b_tp1", "rtx-pro-6000", {"max_num_seqs": 128}),  # overloaded
+        ("rtx4090_llama3.1-8b_tp1", "rtx-4090", {"max_num_seqs": 256, "max_model_len": 32768,
+                                                 "num_gpu_blocks_override": 2588}),  # short of memory
+    ],
+)  # fmt: skip
+def test_a_real_run_that_needs_no_overhead_is_predicted_without(run_of, hardware, engine):
+    """The best fit is lost in its error, so it is refused; without any, the requests beyond the first hundred have TPOT
+    within 2 % and TTFT within 5 %."""
+    (run,) = read_results([f"{REQUESTS}#{run_of}"])
+    scenario = real_server(hardware, **engine)
+    with pytest.raises(InputError, match=r"worker_step_time is not identified: it is \d+ [um]s \+- \d+ us"):
+        fit_overheads(scenario, [run], ["step"], fit_requests=100)
     held_out = mean_errors(predict(scenario, run), run, slice(100, None))
     assert abs(held_out["tpot"]) < 0.02
     assert abs(held_out["ttft"]) < 0.05

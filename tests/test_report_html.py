@@ -138,7 +138,7 @@ def test_what_the_user_wrote_is_text(tmp_path):
     scenario = load_scenario("llama-8b-h100", ["workload.num_requests=20"])
     hardware = scenario.hardware.model_copy(update={"name": "<script>alert(1)</script>"})
     results = run(scenario.model_copy(update={"hardware": hardware}))
-    text = render_page(run_page(brief(results, summarize(results)), results[0].scenario, ["infersim", "run", "<b>"]))
+    text = render_page(run_page(brief(results, summarize(results)), results[0], ["infersim", "run", "<b>"]))
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
 
@@ -156,7 +156,7 @@ def test_what_the_user_wrote_is_text(tmp_path):
 def test_odd_runs_have_a_report(settings):
     """One request, one token, saturation, a closed loop, two replicas."""
     results = run(load_scenario("llama-8b-h100", settings))
-    text = render_page(run_page(brief(results, summarize(results)), results[0].scenario, ["infersim"]))
+    text = render_page(run_page(brief(results, summarize(results)), results[0], ["infersim"]))
     assert "</html>" in text
 
 

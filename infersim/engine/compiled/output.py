@@ -32,7 +32,8 @@ def update_from_output(a, r):
         send(a, r, end, 0.0)
     if knobs.host_token_time > 0.0:
         end = deliver(a, r, slot, end)
-        send(a, r, end, 0.0)
+        if knobs.max_concurrency > 0:  # in a place that was free, so at its arrival and not at `end`
+            send(a, r, end, 0.0)
     if knobs.radix:
         enter_prefills(a, r, slot)
     last_end = replica.last_end
