@@ -143,7 +143,7 @@ def test_causes_are_moved_in_every_kind_of_replicas(tmp_path):
     """An engine and a device that a kind has of its own are those that ran."""
     path = vllm_json(tmp_path / "r.json", {"worker_step_time": 3e-3}, request_rate=20)
     scenario = scenario_of({"worker_step_time": 1.0})  # nobody's: the kinds have their own
-    kinds = [{"engine": {"max_num_seqs": 512}, "hardware": load_hardware("h100-sxm").model_dump(mode="json")}]
+    kinds = [{"engine": FREE | {"max_num_seqs": 512}, "hardware": load_hardware("h100-sxm").model_dump(mode="json")}]
     cluster = Cluster.validate({"kinds": kinds}, "test")
     (document,) = validate(scenario.model_copy(update={"cluster": cluster}), read_results([path]))
     assert "engine.worker_step_time" in document["points_to"]
