@@ -145,6 +145,11 @@ FOUND = {
         "workload": {"num_requests": 40, "input_tokens": 500, "output_tokens": 20, "request_rate": 20, "turns": 4},
         "cluster": {"prefill": {}, "decode": {}, "transfer": {"bandwidth": "10 GB/s"}},
     },
+    "chunks that end with the answer, whose first token comes with them": PLAIN
+    | {
+        "engine": {"stream_interval": 50, "stream_first_token": False},
+        "workload": LOAD | {"output_tokens": {"uniform": [1, 30]}, "num_requests": 60},
+    },
     "windows whose blocks are reserved at once": WINDOWS
     | {
         "engine": {"reserve": "max-model-len", "num_gpu_blocks_override": 400},

@@ -179,8 +179,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("batch_wait_timeout_iters", int, "TensorRT-LLM's: steps that a new prompt waits for others while tokens are"
          " generated", 0, least=0, bounds={"le": 2**20}, engines=("trtllm",), record="i4", technique=WAITS),
     Knob("batch_wait_max_tokens_ratio", float, "... unless tokens for this share of max_num_batched_tokens are there;"
-         " 0: whatever is there", 0.0, bounds={"le": 1}, needs="batch_wait_timeout_iters", record="f8",
-         technique=WAITS),
+         " 0: whatever is there", 0.0, bounds={"le": 1}, engines=("trtllm",), needs="batch_wait_timeout_iters",
+         record="f8", technique=WAITS),
     Knob("attention_dp_timeout_iters", int, "TensorRT-LLM's: steps that a new prompt waits until every data-parallel"
          " rank has one", 0, least=0, bounds={"le": 2**20}, engines=("trtllm",), record="i4", technique=WAITS),
     Knob("worker_step_time",

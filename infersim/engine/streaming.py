@@ -26,7 +26,8 @@ def stream(fleet: Fleet, interval: np.ndarray, first_alone: np.ndarray) -> None:
     size, alone = interval[requests["replica"]], first_alone[requests["replica"]]
     nth = place + 2  # of the step's token behind each gap
     full = (nth - alone[row]) % size[row] == 0
-    sent = full | ((nth == made[row]) & (requests["status"] == COMPLETED)[row])
+    done = requests["status"] == COMPLETED
+    sent = full | ((nth == made[row]) & done[row])
     at_once = alone | (size == 1) | (made <= 1)  # whose first token is sent when it is there
     first = np.where(at_once, 0.0, np.inf)
     np.minimum.at(first, row[sent], np.where(at_once[row[sent]], np.inf, since[sent]))
@@ -42,8 +43,8 @@ def stream(fleet: Fleet, interval: np.ndarray, first_alone: np.ndarray) -> None:
     between = since[chunk_ends] - before
     number = np.bincount(row[chunk_ends], minlength=len(requests))
     started = requests["first_token"] >= 0
-    requests["first_token"][started] += first[started]
-    requests["last_token"][started] = np.maximum(requests["last_token"], requests["first_token"])[started]
+    later = requests["first_token"] + first  # gaps are f4: rounding must not carry it beyond the end, which is exact
+    requests["first_token"][started] = np.where(done, np.minimum(later, requests["last_token"]), later)[started]
     requests["num_chunks"] = np.where(started, number + 1, 0)
     fleet.gaps, fleet.gap_offset = between.astype("f4"), np.cumsum(number) - number
     bins = (between.view("i8") >> HISTOGRAM_SHIFT) - HISTOGRAM_FIRST

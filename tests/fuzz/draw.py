@@ -45,6 +45,10 @@ VALUES: dict[str, list[Any]] = {
     "watermark": [0.0, 0.01, 0.1, 0.5], "jump_forward_share": [0.1, 0.5, 0.7], "jump_forward_tokens": [1, 4, 10],
     "swap_space": [0, "1 GB", "8 GiB"], "kv_offloading_size": [0, "2 GB", "40 GB"],
     "kv_offloading_disk_size": [0, "3 GB", "100 GB"], "kv_offloading_disk_bandwidth": ["3 GB/s", "7 GB/s"],
+    "stream_interval": [1, 2, 7, 50], "max_cudagraph_capture_size": [1, 3, 64, 600],
+    "scheduler_recv_interval": [0, 1, 5, 30], "batch_wait_timeout_iters": [0, 1, 4, 30],
+    "batch_wait_max_tokens_ratio": [0.0, 0.1, 1.0], "attention_dp_timeout_iters": [0, 1, 4, 30],
+    "host_prompt_token_time": [0, "5 us", "100 us"],
 }  # fmt: skip
 """of engine knobs whose declaration allows much that no deployment has"""
 MAX_TOKENS = ("output_length", "max_model_len")
@@ -136,7 +140,7 @@ def scenario(seed: int, number: int, traces: dict[str, str]) -> dict[str, Any]:
 def _may_speculate(found: dict[str, Any]) -> bool:
     flags, split = found.get("engine", {}), found.get("parallelism", {})
     beside = {"allocator", "jump_forward_share", "preemption_mode", "reserve"} & flags.keys()
-    alone = split.get("pipeline", 1) == split.get("attention_data", 1) == found["workload"].get("beam_width", 1) == 1
+    alone = split.get("pipeline", 1) == found["workload"].get("beam_width", 1) == 1
     return alone and not beside and flags.get("preset") not in ("orca", "vllm-0")
 
 
@@ -309,6 +313,10 @@ def engine(draw: Draw, profile: dict[str, Any], found: dict[str, Any], tables: i
     for knob in keys:
         if not knob.engines or any(preset.startswith(name[:4]) for name in knob.engines):
             flags[knob.name] = _of_knob(draw, knob)
+    if flags.get("batch_wait_max_tokens_ratio") is not None:
+        flags["batch_wait_timeout_iters"] = flags.get("batch_wait_timeout_iters") or 4
+    if beams or "n" in found["workload"]:
+        flags.pop("stream_interval", None)
     if beams:
         for key in ("enable_prefix_caching", "allocator", "reserve", "jump_forward_share", "jump_forward_tokens",
                     "prefix_cache", "async_scheduling", "preemption_mode", "kv_offloading_size",
@@ -513,7 +521,8 @@ def cluster(draw: Draw, found: dict[str, Any], tables: int, longest: int) -> dic
     linked = "prefill" in spec or "encode" in spec
     if linked:
         spec["transfer"] = {"bandwidth": draw.log(1e7, 1e12)} | draw.some(
-            {"latency": draw.log(1e-6, 0.1), "overlap": draw.choice(["none", "layers"]),
+            {"latency": draw.log(1e-6, 0.1), "request_time": draw.log(1e-6, 0.1),
+             "overlap": draw.choice(["none", "layers"]),
              "hand_over": draw.choice(["always", "never", 0, 30])}, 0.5)  # fmt: skip
     if draw.chance(0.15):
         spec["admission"] = {"max_outstanding": draw.whole(1, 8)} | draw.some({"max_queue": draw.whole(0, 8)}, 0.5)
