@@ -201,6 +201,7 @@ TECHNIQUE_BASES = {
                                "engine.kv_offloading_disk_bandwidth=7GB/s"]),
     "sglang": ("llama-8b-h100", ["workload.num_requests=1500", "workload.request_rate=18",
                                  "engine.preset=sglang-0.5"]),
+    "streams": ("llama-8b-h100", [*CLOSED, "workload.max_concurrency=64", "engine.host_token_time=400us"]),
     "pieces": ("llama-8b-h100", ["workload.num_requests=600", "workload.request_rate=12", "engine.preset=orca",
                                  "engine.reserve=output-length",
                                  "engine.max_model_len=4096", "engine.num_gpu_blocks_override=40000"]),
@@ -240,6 +241,8 @@ TECHNIQUE_PAIRS = [
     ("8b", "engine.async_scheduling=false", {"host"}),
     ("alone", "engine.host_step_time=0.03", {"host"}),
     ("alone", "engine.enforce_eager=true", {"host", "launch"}),
+    ("streams", "engine.stream_interval=10", {"prefill"}),  # first tokens wait behind those that are being sent
+    ("sglang", "engine.scheduler_recv_interval=10", {"interference"}),  # prompts gather: fewer steps hold one
     ("8b", "engine.worker_step_time=0.003", {"host"}),
     ("8b", "engine.preset=vllm-0.11", {"host"}),
     ("busy", "cluster.replicas=2", {"interference", "decode"}),

@@ -14,6 +14,7 @@ from infersim.workload.requests import Requests
 from .claims import SIMULATED, Claim, claim, share_holding
 from .kv_capacity import memory
 from .kwon import ASSUMED, LENGTHS, LENGTHS_FITTED, LONGEST, requests_of, served
+from .simulation import NO_FRONT_END
 
 NUM_PROMPTS = {"alpaca": 10_000, "sharegpt": 1000}
 TURNOVER = 0.1  # chance that a beam's successor comes of a beam drawn evenly
@@ -41,8 +42,9 @@ def samples(requests: Requests, n: int) -> Requests:
 
 
 def _roomy(prefix_caching: bool, workload: dict[str, Any], preset: str = "vllm-0.11") -> Scenario:
-    """OPT-13B where all fit: what is held is counted."""
-    engine = {"preset": preset, "max_model_len": LONGEST, "enable_prefix_caching": prefix_caching}
+    """OPT-13B where all fit: what is held is counted. Samples of a prompt are there at once, as forks of it are: no
+    front end takes one after another."""
+    engine = {"preset": preset, "max_model_len": LONGEST, "enable_prefix_caching": prefix_caching, **NO_FRONT_END}
     description = {"model": "OPT-13B", "hardware": "h200-sxm", "engine": engine, "workload": workload}
     return build_scenario(description, "reproduce")
 

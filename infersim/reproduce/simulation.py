@@ -13,6 +13,8 @@ PROMPT: dict[str, Any] = {"num_requests": 1, "output_tokens": 1}
 NO_WAITS: dict[str, Any] = {"verification_time": 0.0, "draft_pass_time": 0.0}
 """of drafting in a paper's own code: its waits, where it has any, a claim states; those of servers are not its"""
 
+NO_FRONT_END: dict[str, Any] = {"host_request_time": 0.0, "host_prompt_token_time": 0.0, "host_request_latency": 0.0}
+
 
 def simulated(workload: dict[str, Any], *, save_detailed: bool = False, **keys: Any) -> Result:
     """One run of Llama-3.1-8B on an H100, or of what the scenario's other keys say."""
