@@ -20,7 +20,7 @@ from infersim.metrics.verdict import judge
 from infersim.planning.bounds import Lengths, bounds_of
 from infersim.planning.decide import decide, deployed, longer
 from infersim.planning.search import plan, search
-from infersim.run import run
+from infersim.run import run, run_until_decided
 
 SMALL = {
     "model": "Llama-3.1-8B",
@@ -214,7 +214,7 @@ def test_the_example_plan_holds_with_other_seeds():
     scenario = _scenario_of(best, "plan-llama-70b")
     held = 0
     for seed in range(1000, 1020):
-        result = run(deployed(scenario, best["deployment"]["replicas"], best["rate"], seed))[0]
+        result = run_until_decided(deployed(scenario, best["deployment"]["replicas"], best["rate"], seed))[0]
         metrics = measure(result)
         within = all(metrics[name] <= limit for name, limit in scenario.slo.limits.items())
         held += within and judge(result).state == "stable"
