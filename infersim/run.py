@@ -29,6 +29,7 @@ from .metrics.replicas import Replicas
 from .metrics.result import Ran, Result
 from .metrics.verdict import judge
 from .metrics.warmup import check_warmup, warmup_time
+from .models.architecture import MoE
 from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
@@ -65,6 +66,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
     return results
 
 
+PIECES = 8
 MOST_REQUESTS = 5_000_000
 """so far `run_until_decided` lengthens a run"""
 
@@ -319,7 +321,8 @@ def _floors(records: np.ndarray, warmup: float, answering: list[Deployment]) -> 
     """itl and ttft, s: below which no mean over the requests measured is, on the fastest of these deployments.
 
     At the mean context of their tokens, and at the mean of what their prompts had to compute: a floor rises no slower
-    with more of it, so it is at most the mean of the requests' own floors.
+    with more of it, so it is at most the mean of the requests' own floors. Where a prompt of few tokens needs only some
+    of the experts it rises slower at last, so prompts are taken in PIECES of about one length, each at its shortest.
     """
     done = records[(records["status"] == COMPLETED) & (records["sent"] >= warmup)]
     done = done if len(done) else records
@@ -329,8 +332,16 @@ def _floors(records: np.ndarray, warmup: float, answering: list[Deployment]) -> 
     own = done["prompt_tokens"] - done["num_cached_tokens"]  # what a prefix cache has is not computed again
     return {
         "itl": min(floor_itl(_shallowest(d), context) for d in answering),
-        "ttft": min(floor_ttft(_shallowest(d), max(1, int(own.mean()))) for d in answering),
+        "ttft": min(_floor_ttft(_shallowest(d), np.maximum(own, 1)) for d in answering),
     }
+
+
+def _floor_ttft(placement: Placement, tokens: np.ndarray) -> float:
+    """Seconds below which the mean time of i4[n] prompts' tokens is not."""
+    if not any(isinstance(layer.mlp, MoE) for layer in placement.model.layers):
+        return floor_ttft(placement, int(tokens.mean()))
+    pieces = np.array_split(np.sort(tokens), min(PIECES, len(tokens)))
+    return sum(len(piece) * floor_ttft(placement, int(piece[0])) for piece in pieces) / len(tokens)
 
 
 def _shallowest(deployment: Deployment) -> Placement:
