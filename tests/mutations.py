@@ -227,9 +227,9 @@ MUTATIONS = (
     Mutation("head free", of_spec(_head_free), slow=("sys.sglang",)),
     Mutation("no launch time", tables(launch=0.0)),
     Mutation("all-reduce free", tables(collectives=0.0)),
-    Mutation("weights at twice their size", tables(weights=2.0), slow=("sarathi.cap", "vllm.derived")),
+    Mutation("weights at twice their size", tables(weights=2.0), slow=("vllm.derived",)),
     Mutation("weights free", tables(weights=0.0), slow=("sys.trtllm",)),
-    Mutation("arithmetic of linear layers free", tables(compute=0.0), slow=("vllm.fig19",)),
+    Mutation("arithmetic of linear layers free", tables(compute=0.0), slow=("vllm.fig19", "sarathi.cap")),
     Mutation("arithmetic counted as weights", of_spec(_misattributed)),
     Mutation("waits for the host free", tables(host=0.0), slow=("specbench",)),
     # speculation

@@ -292,7 +292,9 @@ def _assumed(result: Result) -> list[str]:
     if result.engine.enable_prefix_caching and any(group.window == 1 for group in result.memory.kv_groups):
         size = result.memory.block_size
         at = f"recurrent states are kept at the end of each block of {size:,} tokens"
-        lines.append(f"{at} (vLLM's mamba_cache_mode all; align keeps those where a step ends)")
+        lines.append(
+            f"{at} (vLLM 0.32 keeps those where a step ends: fewer hits where shared text ends inside a chunk)"
+        )
     if result.num_sequences > 1:
         lines.append(_use_of_groups(result))
     reasons = Counter(r["reason"][r["status"] == REJECTED].tolist())
