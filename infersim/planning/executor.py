@@ -1,13 +1,11 @@
 """Where independent simulations run: this machine's cores, or a Ray cluster. The results are the same."""
 
-import contextlib
 import logging
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from infersim.config.errors import InputError
+from infersim.interrupt import uninterrupted
 
 EXECUTORS = ("local", "ray")
 ROUNDS = 4  # tasks per worker handed to a Ray cluster at a time: it reports back only when all of them are done
@@ -41,22 +39,9 @@ def map_unordered(
                 yield from joblib.Parallel()(job(task) for task in tasks[start : start + ROUNDS * workers])
     else:
         pool = joblib.Parallel(n_jobs=min(workers, len(tasks)), return_as="generator_unordered")
-        with _deaf_to_interrupts():  # workers start in here and stay deaf: they are ended by us
+        with uninterrupted():  # workers start in here and stay deaf: they are ended by us
             results = pool(job(task) for task in tasks)
         yield from results
-
-
-@contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Ctrl-C has no effect inside, nor ever on processes that are started inside."""
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _connect_ray(address: str | None) -> int:

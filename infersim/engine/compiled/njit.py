@@ -8,7 +8,7 @@ from numba.core.types import unliteral
 BOUNDS_CHECKED = bool(os.environ.get("INFERSIM_BOUNDSCHECK"))
 """Whether an index out of bounds ends the process (arrays.Rows), for tests: see build.key."""
 
-# Nothing is allocated, so no reference is counted (_nrt). Python calls the entry of compiled.py and no function besides
+# Nothing is allocated, so no reference is counted (_nrt). Python calls the entry of build.py and no function besides
 # it, so none has a wrapper for Python. What Numba would rewrite (constant indices, raise) LLVM does as well, or is not
 # there.
 OPTIONS = {
