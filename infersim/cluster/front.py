@@ -213,8 +213,8 @@ class Front:
         while self.unsent and not 0 < self.clients.max_concurrency <= self.open:
             i = self.unsent.popleft()
             self.open += 1
-            self.sent[i] = time
-            self._try(i, time)
+            self.sent[i] = sent = max(time, self.arrived[i])  # a step's end is told when the host comes to look
+            self._try(i, sent)
 
     def _try(self, i: int, time: float) -> None:
         """One attempt of a client."""
