@@ -94,6 +94,18 @@ WINDOWS = {"model": "Mistral-7B-v0.1", "hardware": "h100-sxm"}
 FOUND = {
     "goodput of two replications": PLAIN
     | {"workload": LOAD, "slo": {"p50_ttft_ms": 1e5}, "simulation": {"replications": 2}},
+    "a place is free before a request arrives that is there when the host looks": PLAIN
+    | {
+        "engine": {"host_step_time": "1 ms", "host_sequence_time": "30 ms"},
+        "workload": {
+            "num_requests": 60,
+            "input_tokens": {"uniform": [10, 300]},
+            "output_tokens": {"uniform": [1, 3]},
+            "request_rate": 30,
+            "max_concurrency": 8,
+        },
+        "cluster": {"replicas": 2, "router": "least-outstanding"},
+    },
     "a single request in a session": PLAIN
     | {"workload": {"num_requests": 1, "input_tokens": 1, "output_tokens": 2, "turns": {"uniform": [1, 2]}}},
     "one kind of replicas jumps and another does not": PLAIN
