@@ -45,7 +45,10 @@ def _counts(result: Result) -> Iterator[str]:
     # every token in that was not cached, and every token out but the last ones, goes through a step; recomputation adds
     last = 1 + max(engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0 for engine in engines)
     decoded = (outputs - np.minimum(outputs, last)) * result.scenario.workload.beam_width
-    needed = done["prompt_tokens"] - done["num_cached_tokens"] + decoded
+    prompts = done["prompt_tokens"] - done["num_cached_tokens"]
+    if any(engine.enable_prefix_caching for engine in engines):  # after a preemption others' text may be found as well
+        prompts = np.where(done["num_preemptions"] > 0, 0, prompts)
+    needed = prompts + decoded
     if result.num_scheduled_tokens < int(needed.sum()):
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
     spec = result.scenario.speculation  # in flight when it was preempted or given up: tokens, and drafts with them
