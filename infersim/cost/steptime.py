@@ -47,8 +47,7 @@ def capture_sizes(engine: ResolvedEngine) -> np.ndarray:
         steps = [[1, 2, 4], np.arange(8, 129, 8), 2 ** np.arange(8, 20), [largest]]
     else:
         steps = [[1, 2, 4], np.arange(8, 256, 8), np.arange(256, largest + 1, engine.cuda_graph_step)]
-    sizes = np.unique(np.concatenate(steps).astype("i8"))
-    return sizes[sizes <= largest]
+    return np.array(sorted({int(n) for step in steps for n in step if n <= largest}), "i8")
 
 
 def padded_tokens(engine: ResolvedEngine) -> tuple[np.ndarray, np.ndarray]:

@@ -107,9 +107,9 @@ class Fleet:
 
     def time_of(self, replicas: slice | np.ndarray) -> np.ndarray:
         """The same of some of the replicas, and in the tables' part of all that share their costs."""
-        starts = np.append(np.unique(self.prices["linear"]), len(self.table))
-        first = np.unique(self.prices["linear"][replicas])
-        rows = np.concatenate([np.arange(a, starts[np.searchsorted(starts, a) + 1]) for a in first.tolist()])
+        starts = np.array(sorted({*self.prices["linear"].tolist(), len(self.table)}))
+        first = sorted(set(self.prices["linear"][replicas].tolist()))
+        rows = np.concatenate([np.arange(a, starts[np.searchsorted(starts, a) + 1]) for a in first])
         own = self.replicas["time_by_resource"][replicas].sum(axis=0)
         return self.steps_priced[rows] @ self.busy_by_resource[rows] + own
 

@@ -11,7 +11,6 @@ import getpass
 import hashlib
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -19,7 +18,6 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from unittest.mock import patch
 
 import llvmlite.binding as llvm
 
@@ -72,7 +70,7 @@ def key() -> str:
     digest.update(repr((KNOBS, CODES)).encode())  # not the text of knobs.py, which explains more than it decides
     features = json.dumps(dict(llvm.get_host_cpu_features()), sort_keys=True)
     checked = f"boundscheck={bool(os.environ.get('INFERSIM_BOUNDSCHECK'))}"
-    for part in (checked, version("numba"), version("llvmlite"), version("numpy"), sys.version, platform.platform()):
+    for part in (checked, version("numba"), version("llvmlite"), version("numpy"), sys.version, *os.uname()[::4]):
         digest.update(part.encode())
     digest.update((llvm.get_host_cpu_name() + features).encode())
     return digest.hexdigest()[:24]
@@ -110,6 +108,8 @@ def _compile() -> tuple[bytes, dict]:
 def _texts_only() -> Iterator[list[str]]:
     """LLVM's text of each function that Numba compiles meanwhile. Numba would parse, link and optimise each with all
     that it calls, in half of all its time; here all are linked once, and none is called."""
+    from unittest.mock import patch
+
     from numba.core import cgutils
     from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
