@@ -15,10 +15,8 @@ from .config.precision import BYTES
 from .config.prices import hourly
 from .config.scenario import Scenario
 from .config.workload import Workload
-from .cost.floors import floor_itl, floor_ttft
+from .cost.floors import decode_sums, prefill_sums, step_floor
 from .cost.lora import adapter_bytes
-from .cost.placement import Placement
-from .cost.steptime import provenance
 from .deployment import Deployment, deployments_of, served_name
 from .engine.compiled.state import COMPLETED
 from .engine.fleet import Fleet
@@ -26,10 +24,9 @@ from .engine.replica import ReplicaSpec
 from .engine.streaming import stream
 from .interrupt import uninterrupted
 from .metrics.replicas import Replicas
-from .metrics.result import Ran, Result
+from .metrics.result import Ran, Result, select
 from .metrics.verdict import judge
 from .metrics.warmup import check_warmup, warmup_time
-from .models.architecture import MoE
 from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
@@ -278,7 +275,7 @@ def result_of(
         num_wasted_tokens=int(rows["num_wasted_tokens"].sum()),
         blocks_held=int(usable_blocks.sum() - fleet.schedulers["free_blocks"].sum()),
         floors=_floors(served.requests, warmup, answering),
-        provenance=provenance(answering[0].placement),
+        provenance=answering[0].provenance,
         replicas=Replicas(
             names=tuple(np.repeat([d.hardware.name for d, _ in kinds], counts).tolist()),
             gpus=np.repeat([sum(n for _, n in d.accelerators) for d, _ in kinds], counts),
@@ -288,7 +285,7 @@ def result_of(
             rows=rows,
             usable_blocks=usable_blocks,
             available=served.available,
-            visits=fleet.requests[fleet.requests["replica"] >= 0],
+            visits=select(fleet.requests, fleet.requests["replica"] >= 0),
             aborted_time=fleet.aborted_time,
         ),
         route=served.route,
@@ -324,31 +321,25 @@ def _floors(records: np.ndarray, warmup: float, answering: list[Deployment]) -> 
     with more of it, so it is at most the mean of the requests' own floors. Where a prompt of few tokens needs only some
     of the experts it rises slower at last, so prompts are taken in PIECES of about one length, each at its shortest.
     """
-    done = records[(records["status"] == COMPLETED) & (records["sent"] >= warmup)]
+    done = select(records, (records["status"] == COMPLETED) & (records["sent"] >= warmup))
     done = done if len(done) else records
     gaps = np.maximum(done["num_output_tokens"].astype("i8") - 1, 0)
     contexts = done["prompt_tokens"] + gaps / 2
     context = int(np.average(contexts, weights=gaps)) if gaps.any() else int(contexts.mean())
     own = done["prompt_tokens"] - done["num_cached_tokens"]  # what a prefix cache has is not computed again
     return {
-        "itl": min(floor_itl(_shallowest(d), context) for d in answering),
-        "ttft": min(_floor_ttft(_shallowest(d), np.maximum(own, 1)) for d in answering),
+        "itl": min(step_floor(d.shortest_pass, d.hardware, decode_sums(context)) for d in answering),
+        "ttft": min(_floor_ttft(d, np.maximum(own, 1)) for d in answering),
     }
 
 
-def _floor_ttft(placement: Placement, tokens: np.ndarray) -> float:
+def _floor_ttft(deployment: Deployment, tokens: np.ndarray) -> float:
     """Seconds below which the mean time of i4[n] prompts' tokens is not."""
-    if not any(isinstance(layer.mlp, MoE) for layer in placement.model.layers):
-        return floor_ttft(placement, int(tokens.mean()))
+
+    def floor(n: int) -> float:
+        return step_floor(deployment.shortest_pass, deployment.hardware, prefill_sums(n))
+
+    if not any(operator.routing for operator in deployment.shortest_pass):
+        return floor(int(tokens.mean()))
     pieces = np.array_split(np.sort(tokens), min(PIECES, len(tokens)))
-    return sum(len(piece) * floor_ttft(placement, int(piece[0])) for piece in pieces) / len(tokens)
-
-
-def _shallowest(deployment: Deployment) -> Placement:
-    """What a token has to go through at least: layers up to the first exit where any leave."""
-    placement, exits = deployment.placement, deployment.early_exit
-    if exits is None:
-        return placement
-    layers = [n for n, share in zip(exits.exit_layers, exits.token_shares, strict=False) if share > 0]
-    model = replace(placement.model, layers=placement.model.layers[: min(layers, default=None)])
-    return replace(placement, model=model)
+    return sum(len(piece) * floor(int(piece[0])) for piece in pieces) / len(tokens)

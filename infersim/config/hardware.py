@@ -1,7 +1,8 @@
 """Hardware profiles: what one accelerator can do, and who says so."""
 
+import marshal
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -238,6 +239,14 @@ class Hardware(Description):
     sources: list[str]
     disagreements: str = ""
 
+    @cached_property
+    def _told(self) -> bytes:
+        return marshal.dumps(self.model_dump(mode="json"))
+
+    def told(self) -> dict[str, Any]:
+        """The profile JSON-ready, in SI units: a copy of its own, as it is long and every answer has it."""
+        return marshal.loads(self._told)
+
     @model_validator(mode="after")
     def _sensible(self) -> "Hardware":
         problems = []
@@ -291,4 +300,11 @@ def with_kernels_of(hardware: Hardware, stack: str) -> Hardware:
 def load_hardware(name_or_path: str | Path, near_file: Path | None = None, where: str = "") -> Hardware:
     """The profile by name, or at a path (from the folder of `near_file` first). InputError lists near names."""
     path = find("hardware_profiles", name_or_path, near_file, where)
+    file = path.stat()
+    return _profile(path, file.st_mtime_ns, file.st_size, file.st_ino)
+
+
+@lru_cache(maxsize=128)
+def _profile(path: Path, *changed: int) -> Hardware:
+    """The profile in a file; read again when that has changed."""
     return Hardware.validate(load_yaml(path), str(path))

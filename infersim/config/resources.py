@@ -1,5 +1,6 @@
 """YAML files that users copy: found by path or by name, read with errors that say where."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def packaged(folder: str) -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / folder
 
 
+@cache
 def names(folder: str) -> list[str]:
     """Names of the packaged files of `folder`, sorted."""
     return sorted(path.stem for path in packaged(folder).glob("*.yaml"))

@@ -1,7 +1,7 @@
 """A scenario: everything that one run needs, read from YAML."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -85,7 +85,9 @@ class Scenario(Description):
 
     def resolved(self) -> dict[str, Any]:
         """The scenario with every default, JSON-ready, in SI units; valid input for `build_scenario` again."""
-        return self.model_dump(mode="json") | {"slo": self.slo.model_dump(mode="json", exclude_none=True)}
+        told = self.model_dump(mode="json", exclude={"hardware"})
+        told["slo"] = self.slo.model_dump(mode="json", exclude_none=True)
+        return {"model": told.pop("model"), "hardware": self.hardware.told(), **told}
 
 
 Given = str | Path | Mapping[str, Any] | Scenario
@@ -192,8 +194,8 @@ def apply_override(data: dict, text: str, where: str, near_file: Path | None) ->
     here = data
     for depth, key in enumerate(path):
         inner = here.get(key)
-        if depth == 0 and key in LOAD and isinstance(inner, str):
-            inner = LOAD[key](inner, where, near_file)
+        if depth == 0:
+            inner = section(inner, key, where, near_file)
         if inner is not None and not isinstance(inner, dict):
             raise InputError(f"{asked}: {'.'.join(path[: depth + 1])} is {short(inner)}, which has no key {last}")
         here[key] = dict(inner or {})
@@ -228,13 +230,13 @@ def _with_hardware(section: dict, where: str, near_file: Path | None, problems: 
         name = section["hardware"]
         _collect(
             problems,
-            lambda: found.update(hardware=load_hardware(name, near_file, where).model_dump(mode="json")),
+            lambda: found.update(hardware=load_hardware(name, near_file, where)),
         )
     return found
 
 
-def _load_hardware(name: str, where: str, near_file: Path | None) -> dict:
-    return load_hardware(name, near_file, f"{where}: hardware").model_dump(mode="json")
+def _load_hardware(name: str, where: str, near_file: Path | None) -> Hardware:
+    return load_hardware(name, near_file, f"{where}: hardware")
 
 
 def _load_workload(name: str, where: str, near_file: Path | None) -> dict:
@@ -244,8 +246,14 @@ def _load_workload(name: str, where: str, near_file: Path | None) -> dict:
     return _anchored(data, path)
 
 
-LOAD = {"hardware": _load_hardware, "workload": _load_workload}
+LOAD: dict[str, Callable[[str, str, Path | None], Any]] = {"hardware": _load_hardware, "workload": _load_workload}
 """sections that a name or path may stand for"""
+
+
+def section(value: Any, key: str, where: str, near_file: Path | None) -> Any:
+    """The keys of a section, of which one is to be changed, where a name or a description may stand for it."""
+    loaded = LOAD[key](value, where, near_file) if key in LOAD and isinstance(value, str) else value
+    return loaded.model_dump(mode="json") if isinstance(loaded, Description) else loaded
 
 
 def _anchored(section: dict, file: Path | None) -> dict:

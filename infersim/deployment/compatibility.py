@@ -193,6 +193,8 @@ FACTS = {
 """what conditions may name beside the knobs"""
 CONSTANTS = {"WHOLE": WHOLE, "MAX_LOGITS": MAX_LOGITS, "MOST_TOKENS": MOST_TOKENS, "BY_HOST": BY_HOST}
 _COMPILED: dict[str, CodeType] = {rule.when: compile(rule.when, "<rule>", "eval") for rule in RULES}
+_NEEDS = {when: {knob.name for knob in KNOBS}.union(FACTS, CONSTANTS).intersection(code.co_names)
+          for when, code in _COMPILED.items()}  # fmt: skip
 
 
 class _Shown(dict):
@@ -206,12 +208,11 @@ class _Shown(dict):
 def check(**facts: Any) -> None:
     """InputError with all that does not go together in these facts; rules that need others are left for later."""
     known = facts | CONSTANTS
-    names = set(known) | {knob.name for knob in KNOBS} | set(FACTS)
     shown = _Shown(known)
     problems = [
         f"{rule.key.format_map(shown)}: {rule.message.format_map(shown)}"
         for rule in RULES
-        if (set(_COMPILED[rule.when].co_names) & names) <= known.keys() and eval(_COMPILED[rule.when], {}, known)
+        if _NEEDS[rule.when] <= known.keys() and eval(_COMPILED[rule.when], {}, known)
     ]
     if problems:
         raise InputError(dict.fromkeys(problems))

@@ -1,6 +1,8 @@
 """One replica, lowered: a deployment's knobs as numbers and its tables of seconds, as the engine wants them."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,10 @@ from infersim.cost.drafting import compile_draft_cost, drafter_placement, seen_b
 from infersim.cost.efficiency import efficiency
 from infersim.cost.lora import with_adapter_kernels
 from infersim.cost.memory import MAX_BLOCKS, Memory
+from infersim.cost.operator import Operator
+from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
-from infersim.cost.steptime import compile_step_cost
+from infersim.cost.steptime import compile_step_cost, provenance
 from infersim.engine.knobs import lowered
 from infersim.engine.price import DraftCost, StepCost
 from infersim.engine.replica import ReplicaSpec, make_knobs
@@ -59,8 +63,31 @@ class Deployment:
     def parallelism(self) -> Parallelism:
         return self.placement.parallelism
 
+    @cached_property
+    def shortest_pass(self) -> list[Operator]:
+        """What a token has to go through at least: layers up to the first exit where any leave."""
+        placement, exits = self.placement, self.early_exit
+        if exits is not None:
+            layers = [n for n, share in zip(exits.exit_layers, exits.token_shares, strict=False) if share > 0]
+            model = replace(placement.model, layers=placement.model.layers[: min(layers, default=None)])
+            placement = replace(placement, model=model)
+        return forward_pass(placement)
+
+    @cached_property
+    def provenance(self) -> list[dict[str, str | float]]:
+        """One row per operator class and dtype: its efficiencies, where they come from and who says so."""
+        return provenance(self.placement)
+
     def step_cost(self) -> StepCost:
-        """The engine's tables of seconds."""
+        """The engine's tables of seconds, made once: nobody may write to them. Each call gives an object of its own,
+        since what one kind of replicas spends is told from another's by it (Fleet.time_of)."""
+        return replace(self._step_cost)
+
+    @cached_property
+    def _step_cost(self) -> StepCost:
+        return _fixed(self._priced())
+
+    def _priced(self) -> StepCost:
         k = self.speculation.num_speculative_tokens if self.speculation else 0
         engine = verification_engine(self.engine, k)
         cost = compile_step_cost(self.placement, engine)
@@ -73,8 +100,13 @@ class Deployment:
         return cost
 
     def draft_cost(self) -> DraftCost | None:
-        """What drafting adds to them."""
-        return compile_draft_cost(self.speculation, self.placement, self.engine) if self.speculation else None
+        """What drafting adds to them; made once as well."""
+        return replace(self._draft_cost) if self._draft_cost else None
+
+    @cached_property
+    def _draft_cost(self) -> DraftCost | None:
+        spec = self.speculation
+        return _fixed(compile_draft_cost(spec, self.placement, self.engine)) if spec else None
 
     @property
     def accelerators(self) -> list[tuple[Hardware, int]]:
@@ -85,8 +117,7 @@ class Deployment:
 
     def replica(self) -> ReplicaSpec:
         """All that the engine needs of a replica."""
-        cost, draft = self.step_cost(), self.draft_cost()
-        return ReplicaSpec(self.knobs(), cost, draft, self._drafts(cost, draft) if draft else None)
+        return ReplicaSpec(self.knobs(), self.step_cost(), self.draft_cost(), self._drafts)
 
     @property
     def _host_block_time(self) -> float:
@@ -94,15 +125,17 @@ class Deployment:
         assert self.hardware.pcie_bandwidth is not None  # else what needs it is refused
         return self.memory.block_bytes / self.hardware.pcie_bandwidth
 
-    def _drafts(self, cost: StepCost, draft: DraftCost) -> np.ndarray:
+    @cached_property
+    def _drafts(self) -> np.ndarray | None:
         """i4[max_num_seqs + 1]: drafts of a sequence by running sequences."""
-        assert self.speculation is not None
+        if self.speculation is None or self._draft_cost is None:
+            return None
         sizes, most = self.speculation.num_speculative_tokens_per_batch_size, self.speculation.num_speculative_tokens
         running = np.arange(self.engine.max_num_seqs + 1)
         if sizes is None:
             return np.full(len(running), most, "i4")
         if sizes == "goodput":
-            sizes = self._best_drafts(cost, draft, most)
+            sizes = self._best_drafts(self._step_cost, self._draft_cost, most)
         drafts = np.zeros(len(running), "i4")
         for first, k in sizes:
             drafts[first:] = k
@@ -195,11 +228,19 @@ class Deployment:
         return spec.num_speculative_tokens if spec and spec.writes_keys else 0
 
 
+def _fixed(cost: Any) -> Any:
+    """The same, whose tables nobody can write to."""
+    for table in vars(cost).values():
+        if isinstance(table, np.ndarray):
+            table.flags.writeable = False
+    return cost
+
+
 class EncoderDeployment(Deployment):
     """A replica that encodes images: a step is a batch of whole images, and has no LM head."""
 
-    def step_cost(self) -> StepCost:
-        cost = super().step_cost()
+    def _priced(self) -> StepCost:
+        cost = super()._priced()
         attention = cost.attention.copy()
         attention["prefill_compute"] *= 2.0  # every patch sees all of its image, where a token sees those before it
         return replace(cost, head=np.zeros_like(cost.head), attention=attention)

@@ -19,6 +19,7 @@ from infersim.cost.memory import Memory, longest_sequence, memory_waterfall
 from infersim.cost.partition import largest_graph
 from infersim.cost.placement import Placement
 from infersim.engine.knobs import KNOBS
+from infersim.models.architecture import Model
 from infersim.models.catalog import load_model
 
 from .compatibility import BY_HOST, WHOLE, check
@@ -94,6 +95,32 @@ def deploy(
     A max_model_len that nobody asked for is lowered to what the KV cache holds (vLLM: --max-model-len auto).
     """
     model = load_model(model_name)
+    drafter = load_model(speculation.model) if speculation and speculation.model else None
+    files = model, load_preset(engine.preset), drafter  # read anew: they may have changed
+    parts = *files, hardware, precision, parallelism, engine, speculation, early_exit, lora
+    if found := next((deployment for known, deployment in _DEPLOYED[:] if known == parts), None):
+        return found
+    deployment = _deploy(model, *parts[3:])
+    _DEPLOYED.append((parts, deployment))
+    del _DEPLOYED[:-MOST_DEPLOYED]
+    return deployment
+
+
+MOST_DEPLOYED = 32
+_DEPLOYED: list[tuple[tuple[Any, ...], Deployment]] = []
+"""those asked for last, each with its tables: most runs differ in their load alone"""
+
+
+def _deploy(
+    model: Model,
+    hardware: Hardware,
+    precision: Precision,
+    parallelism: Parallelism,
+    engine: Engine,
+    speculation: Speculation | None,
+    early_exit: EarlyExit | None,
+    lora: Lora | None,
+) -> Deployment:
     resolved = resolve(engine, hardware, model.max_position_embeddings)
     if parallelism.pipeline > 1:
         resolved = _in_turn(resolved, "pipeline stages take turns")

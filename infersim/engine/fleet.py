@@ -109,7 +109,8 @@ class Fleet:
         """The same of some of the replicas, and in the tables' part of all that share their costs."""
         starts = np.array(sorted({*self.prices["linear"].tolist(), len(self.table)}))
         first = sorted(set(self.prices["linear"][replicas].tolist()))
-        rows = np.concatenate([np.arange(a, starts[np.searchsorted(starts, a) + 1]) for a in first])
+        parts = [slice(a, starts[np.searchsorted(starts, a) + 1]) for a in first]
+        rows = parts[0] if len(parts) == 1 else np.r_[tuple(parts)]
         own = self.replicas["time_by_resource"][replicas].sum(axis=0)
         return self.steps_priced[rows] @ self.busy_by_resource[rows] + own
 

@@ -104,7 +104,7 @@ def latency_terms(result: Result) -> Terms:
     take longer than that, since prompts are in them and batches are not all average; divided by resource as the run's
     mean step exceeds the pure one. prefill: from being scheduled to the first token, divided as a step with a prompt.
     """
-    done, work = result.requests[result.measured], RunWork(result)
+    done, work = result.done, RunWork(result)
     tokens = float((done["num_output_tokens"] - 1.0).mean())
     decode = float((done["last_token"] - done["first_token"]).mean())
     prefill = float((done["first_token"] - done["scheduled"]).mean())

@@ -14,7 +14,7 @@ from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED, RESOURC
 from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.conservation import check_conservation
 from infersim.metrics.latency import count, measure
-from infersim.metrics.result import Result
+from infersim.metrics.result import Result, select
 from infersim.metrics.tenants import compare_models, compare_tenants
 from infersim.metrics.verdict import STABLE, TOO_LONG, TOO_SHORT, Verdict, combine_verdicts, judge
 
@@ -39,8 +39,8 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "infersim_version": __version__,
         "interrupted": any(result.interrupted for result in results),
-        "scenario": first.scenario.resolved(),
-        "engine": asdict(first.engine),
+        "scenario": None,
+        "engine": vars(first.engine),
         "seeds": [result.seed for result in results],
         "warmup_s": first.warmup,
         "counts": counts,
@@ -57,7 +57,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "provenance": first.provenance,
         "assumed": _assumed(first),
     }
-    return finite(document)
+    return finite(document) | {"scenario": first.scenario.resolved()}
 
 
 def _roles(result: Result) -> list[str]:
@@ -107,7 +107,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
     def over_time(integral: float) -> float | None:
         return integral / available if available > 0 else None
 
-    done = result.requests[result.measured]
+    done = result.done
     one_by_one = len(done) and done["arrival"][0] < done["arrival"][-1]  # else waiting is what a closed loop is about
     return {
         "binding": binding.text,
@@ -211,7 +211,7 @@ def _prefix_cache(result: Result) -> dict[str, float | None]:
     the same (Kwon et al. 2023, section 6.3).
     """
     rates = dict.fromkeys(("prefix_cache_token_hit_rate", "prefix_cache_block_hit_rate", "kv_blocks_saved"))
-    seen = result.requests[result.requests["scheduled"] >= 0]
+    seen = select(result.requests, result.requests["scheduled"] >= 0)
     if result.engine.enable_prefix_caching and len(seen):
         size = result.engine.block_size
         cached, prompts = seen["num_cached_tokens"].sum(dtype="i8"), seen["prompt_tokens"]
@@ -227,7 +227,7 @@ def _prefix_cache(result: Result) -> dict[str, float | None]:
 def _offloading(result: Result) -> dict[str, float] | None:
     """Shares of the prompt tokens that stood on the GPU, in the CPU's memory and on the disk when a request was first
     scheduled, and the seconds that loading took, whenever; None without tiers."""
-    seen = result.requests[result.requests["scheduled"] >= 0]
+    seen = select(result.requests, result.requests["scheduled"] >= 0)
     if not result.engine.kv_offloading_size or not len(seen):
         return None
     prompts = int(seen["prompt_tokens"].sum(dtype="i8"))
@@ -318,12 +318,10 @@ def _assumed(result: Result) -> list[str]:
 
 def finite(value: Any) -> Any:
     """The same JSON-ready value with None for NaN and infinities, and plain numbers for numpy's."""
+    if isinstance(value, float):  # numpy's f8 too
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return finite(value.item()) if isinstance(value, np.generic) else value

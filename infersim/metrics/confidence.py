@@ -1,6 +1,7 @@
 """Replications: means and 95 % confidence intervals."""
 
 import math
+from functools import cache
 from statistics import fmean, stdev
 
 LEVEL = 0.95
@@ -20,6 +21,7 @@ def student_t_cdf(t: float, df: int) -> float:
     return (1 + inside) / 2
 
 
+@cache
 def student_t(p: float, df: int) -> float:
     """The quantile p >= 0.5 of Student's t, by bisection."""
     low, high = 0.0, 1.0

@@ -8,7 +8,7 @@ import numpy as np
 from infersim.engine.compiled.state import COMPLETED
 
 from .latency import count, num_gaps
-from .result import Result
+from .result import Result, select
 
 RELATIVE_ERROR = 1e-9
 
@@ -38,7 +38,7 @@ def _counts(result: Result) -> Iterator[str]:
         yield f"requests hold {held} KV blocks more than the engine knows of"
     if not result.interrupted and r["num_blocks"].any():
         yield "a request holds KV blocks"
-    done = result.requests[result.completed]
+    done = select(result.requests, result.completed)
     outputs = done["num_output_tokens"].astype("i8")
     if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
         yield "a completed request has not the tokens it was to generate"
@@ -64,7 +64,7 @@ def _counts(result: Result) -> Iterator[str]:
 
 
 def _order(result: Result) -> Iterator[str]:
-    done = result.requests[result.completed]
+    done = select(result.requests, result.completed)
     steps = ("arrival", "sent", "scheduled", "first_token", "last_token")
     for before, after in itertools.pairwise(steps):
         wrong = np.flatnonzero(~(done[before] <= done[after]))
@@ -82,7 +82,7 @@ def _sums(result: Result) -> Iterator[str]:
     if result.interrupted:  # clocks of several replicas stand apart
         return
     visits = result.replicas.visits
-    done = visits[visits["status"] == COMPLETED]
+    done = select(visits, visits["status"] == COMPLETED)
     sojourns = float((done["last_token"] - done["sent"]).sum())
     sojourns += result.replicas.aborted_time + float(result.replicas.rows["given_up_time"].sum())
     if _differ(sojourns, result.outstanding_time):

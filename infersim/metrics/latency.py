@@ -42,7 +42,7 @@ def count(result: Result) -> dict[str, int]:
 
 def measure(result: Result) -> dict[str, float | None]:
     """The metrics of one run under vLLM's names; None where there is nothing to measure."""
-    done = result.requests[result.measured]
+    done = result.done
     names = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS]
     rates = ("duration_s", "request_throughput", "output_throughput", "total_token_throughput", "request_goodput")
     metrics: dict[str, float | None] = dict.fromkeys((*rates, *names))
@@ -87,7 +87,7 @@ def num_gaps(requests: np.ndarray) -> np.ndarray:
 
 def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarray]:
     """The quantiles of each metric (ms) at the shares f8[n] in [0, 1]; a metric without values is left out."""
-    done = result.requests[result.measured]
+    done = result.done
     many = done[done["num_output_tokens"] > 1]
     values = {
         "ttft": done["first_token"] - done["sent"],
@@ -103,7 +103,7 @@ def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarra
 
 def attainment(result: Result) -> dict[str, float]:
     """The share of the measured requests that is within each limit of one request (`ttft`, `tpot`, `e2el`)."""
-    done = result.requests[result.measured]
+    done = result.done
     values = {
         "ttft": done["first_token"] - done["sent"],
         "tpot": (done["last_token"] - done["first_token"]) / np.maximum(done["num_output_tokens"] - 1, 1),
@@ -117,7 +117,7 @@ def measured_gaps(result: Result) -> np.ndarray | None:
     """f4[...], s: every inter-token gap of the measured requests, where gaps were kept."""
     if result.itl_gaps is None or result.itl_offsets is None:
         return None
-    gaps = num_gaps(result.requests[result.measured])
+    gaps = num_gaps(result.done)
     starts = result.itl_offsets[result.measured]
     return result.itl_gaps[np.repeat(starts - (np.cumsum(gaps) - gaps), gaps) + np.arange(gaps.sum())]
 
@@ -125,7 +125,7 @@ def measured_gaps(result: Result) -> np.ndarray | None:
 def histogram_is_measured(result: Result) -> bool:
     """Whether the histogram holds the gaps of the measured requests and no others: those of a request that its client
     gave up, say."""
-    return int(result.itl_histogram.sum()) == int(num_gaps(result.requests[result.measured]).sum())
+    return int(result.itl_histogram.sum()) == int(num_gaps(result.done).sum())
 
 
 def _itl_percentiles(result: Result, percentiles: list[float]) -> np.ndarray | None:

@@ -1,6 +1,7 @@
 """What one run leaves behind: a record per request, the engine's own sums, and what they rest on."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from infersim.config.scenario import Scenario
     from infersim.cost.memory import Memory
     from infersim.deployment import Deployment
+
+
+def select(records: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The records of bool[n]; where that is all of them, themselves: to copy them takes longer than most that is done
+    with them."""
+    return records if which.all() else records[which]
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,11 @@ class Result:
     def measured(self) -> np.ndarray:
         """bool[n]: the requests that metrics are about, completed and sent after the warm-up."""
         return self.completed & (self.requests["sent"] >= self.warmup)
+
+    @cached_property
+    def done(self) -> np.ndarray:
+        """REQUEST[m]: those records, the measured."""
+        return select(self.requests, self.measured)
 
     @property
     def rejection_reasons(self) -> dict[int, str]:

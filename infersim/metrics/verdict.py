@@ -82,17 +82,18 @@ def judge(result: Result) -> Verdict:
             STABLE, 0.0, f"a closed loop of {load.users:,} users, without a rate to keep up with", burst=True
         )
     unloaded = _unloaded(result)
-    possible = np.flatnonzero(~rejected | ~np.isin(r["reason"], TOO_LONG))
+    possible = np.flatnonzero(~rejected | ~np.isin(r["reason"], TOO_LONG)) if rejected.any() else np.arange(len(r))
     order = possible[np.argsort(r["arrival"][possible], kind="stable")]  # followers have no place of their own
     seen = result.end_time if result.interrupted else np.inf
-    r = r[order]
+    names = ("arrival", "scheduled", "status", "last_token")
+    arrival, scheduled, status, last = (r[name][order] for name in names)  # not whole records
     verdict = judge_flow(
         Flow(
-            r["arrival"],
-            np.where(r["scheduled"] >= 0, r["scheduled"], np.inf),
-            np.where(r["status"] == COMPLETED, r["last_token"], np.inf),
+            arrival,
+            np.where(scheduled >= 0, scheduled, np.inf),
+            np.where(status == COMPLETED, last, np.inf),
             unloaded[order],
-            refused=r["status"] > COMPLETED,
+            refused=status > COMPLETED,
             until=min(result.opened_until, seen),
             opening=_opening(result, unloaded),
             room=_wait_for_room(result, order),

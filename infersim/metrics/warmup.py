@@ -44,6 +44,8 @@ def warmup_time(scenario: Scenario, requests: np.ndarray) -> float:
     InputError if nothing would be left to measure.
     """
     warmup = scenario.simulation.warmup
+    if warmup == 0:
+        return 0.0
     done = requests[requests["status"] == COMPLETED]
     if warmup == "auto":
         done = done[np.argsort(done["sent"], kind="stable")]

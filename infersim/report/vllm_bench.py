@@ -21,7 +21,7 @@ def vllm_bench(result: Result, save_detailed: bool = False) -> dict[str, Any]:
 
     `date` is empty: a run is the same whenever it is made. Standard deviations are those of the population.
     """
-    done = result.requests[result.measured]
+    done = result.done
     scenario, metrics = result.scenario, measure(result)
     load = scenario.workload
     outputs, prompts = done["num_output_tokens"].astype("i8"), done["prompt_tokens"].astype("i8")

@@ -8,7 +8,7 @@ import yaml
 
 from infersim.config.errors import InputError
 from infersim.config.resources import parse_yaml
-from infersim.config.scenario import LOAD
+from infersim.config.scenario import LOAD, section
 
 WHERE = "scenario"
 """what errors call the text"""
@@ -29,10 +29,9 @@ def read(text: str) -> dict[str, Any]:
 def set_key(text: str, key: str, value: Any, near_file: Path | None) -> str:
     """The text with `key.key` set to a value, or removed. InputError if a part of the key holds no mapping."""
     data, path = copy.deepcopy(read(text)), key.split(".")
-    section = path[0]
-    if len(path) > 1 and section in LOAD and isinstance(data.get(section), str):
-        data[section] = LOAD[section](data[section], WHERE, near_file)
-        text = _written(text, [section], data[section], data)
+    if len(path) > 1 and path[0] in LOAD and isinstance(data.get(path[0]), str):
+        data[path[0]] = section(data[path[0]], path[0], WHERE, near_file)
+        text = _written(text, path[:1], data[path[0]], data)
     cluster = data.get("cluster")
     router = cluster.get("router") if isinstance(cluster, dict) else None
     if path[:2] == ["cluster", "router"] and len(path) > 2 and isinstance(router, str):  # a policy stands for the whole

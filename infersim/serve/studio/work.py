@@ -1,7 +1,6 @@
 """What the page asks for, as plain functions: the first answer, and jobs that say what they found bit by bit."""
 
 import dataclasses
-import functools
 import json
 import tempfile
 import time
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infersim.config.errors import InputError
-from infersim.config.resources import find
-from infersim.config.scenario import LOAD, Scenario, build_scenario
+from infersim.config.scenario import Scenario, build_scenario
 from infersim.explain.cost import cost_of
 from infersim.explain.summary import finite, summarize
 from infersim.metrics.confidence import combine
@@ -49,20 +47,7 @@ Say = Callable[[dict[str, Any]], None]
 
 def scenario_of(text: str, near: Path | None) -> Scenario:
     """The scenario that the page's text holds. InputError with all problems."""
-    data = read(text)
-    if isinstance(data.get("hardware"), str):
-        data["hardware"] = _profile(data["hardware"], near, _changed(data["hardware"], near))
-    return build_scenario(data, WHERE, (), near)
-
-
-def _changed(name: str, near: Path | None) -> float:
-    return find("hardware_profiles", name, near, f"{WHERE}: hardware").stat().st_mtime
-
-
-@functools.lru_cache(maxsize=64)
-def _profile(name: str, near: Path | None, changed: float) -> dict[str, Any]:
-    """A hardware profile, read again when its file has changed."""
-    return LOAD["hardware"](name, WHERE, near)
+    return build_scenario(read(text), WHERE, (), near)
 
 
 def shorter(scenario: Scenario, most: int) -> Scenario:
