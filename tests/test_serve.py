@@ -51,7 +51,7 @@ class Served:
         number = len(self.live.deployments) if ports else 1
         self.sockets = self._consecutive(number)
         self.port = self.sockets[0].getsockname()[1]
-        app = Endpoint(self.live, Estimate(), self.port if ports else None).app
+        app = Endpoint(self.live, Estimate(), self.port if ports else None)
         config = uvicorn.Config(app, http="httptools", log_level="critical", lifespan="off", timeout_keep_alive=60)
         config.timeout_graceful_shutdown = 2
         self.server = uvicorn.Server(config)

@@ -16,6 +16,7 @@ from infersim.explain.summary import summarize
 from infersim.report.files import to_json
 
 from .ask import Ask
+from .clock import Clock
 from .exposition import exposition
 from .http import as_error, as_json, json_of, no_route, watch
 from .lifecycle import Gate, Lifecycle
@@ -27,6 +28,7 @@ from .reply import Reply
 from .text import Tokenizer, names_of
 
 MOST_LIVE = 20_000  # requests at one time
+SEND = "infersim.send"
 STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -75,7 +77,7 @@ class Endpoint:
             ("/simulate/errors", self.errors, post),
             ("/simulate/speed", self.speed, post),
         ]
-        self.app = Starlette(
+        self._routes = Starlette(
             routes=[Route(path, handler, methods=methods) for path, handler, methods in routes],
             exception_handlers={
                 ApiError: as_error,  # type: ignore[dict-item]  # a handler of one kind of error
@@ -83,6 +85,11 @@ class Endpoint:
                 405: no_route,
             },
         )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI's entry. The server's own `send` is kept at hand: for a token, what is wrapped around it counts."""
+        scope[SEND] = send
+        await self._routes(scope, receive, send)
 
     # --- who is asked -------------------------------------------------------------------------------------------------
 
@@ -250,19 +257,16 @@ class Endpoint:
     async def _whole(self, reply: Reply, request: Request) -> Response:
         """The answer in one piece, unless the client goes away before."""
         gone = watch(request.receive, reply)
-        due = 0.0
         try:
-            while reply.open:
-                await reply.wait()
-                if not reply.posts:  # gone
-                    return Response(status_code=499)
-                *_, due = reply.take()
+            await reply.wait()
         finally:
             gone.cancel()
             self.leave(reply)
-        self.live.clock.sent(due)
         if reply.failed:
             raise self.failure(reply)
+        if reply.open:
+            return Response(status_code=499)  # gone
+        self.live.clock.sent(reply.due)
         return Response(reply.whole(), media_type="application/json", headers={"x-request-id": reply.ask.id})
 
     def leave(self, reply: Reply) -> None:
@@ -339,7 +343,7 @@ class Endpoint:
 
 
 class Streamed(Response):
-    """An answer as server-sent events: a chunk for each step, at its end."""
+    """An answer as server-sent events: a chunk for each step, written as the step ends."""
 
     def __init__(self, reply: Reply, endpoint: Endpoint):
         self.reply, self.endpoint = reply, endpoint
@@ -348,31 +352,80 @@ class Streamed(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         reply, clock = self.reply, self.endpoint.live.clock
         gone = watch(receive, reply)
+        events = Events(reply, clock, scope.get(SEND, send))
         try:
-            await reply.wait()
-            if reply.posts and reply.posts[0][3] in ("abort", "rejected"):
-                reply.take()
+            while reply.open and not reply.gone:
+                await events.flow()
+            if reply.gone:
+                return
+            if reply.failed and not events.begun:
                 await as_error(None, self.endpoint.failure(reply))(scope, receive, send)
                 return
-            headers = [*STREAM, (b"x-request-id", reply.ask.id.encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while reply.open:
-                await reply.wait()
-                if not reply.posts:
-                    return
-                choice, n, due = reply.take()
-                if reply.failed:
-                    body = b"data: " + encode(self.endpoint.failure(reply).body) + b"\n\n"
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                    break
-                data = b"".join(reply.chunks(choice, n))
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                    clock.sent(due)
-            await send({"type": "http.response.body", "body": reply.tail(), "more_body": False})
+            if reply.failed:
+                await events.send(_part(b"data: " + encode(self.endpoint.failure(reply).body) + b"\n\n"))
+            await events.send({"type": "http.response.body", "body": reply.tail(), "more_body": False})
         finally:
             gone.cancel()
             self.endpoint.leave(reply)
+
+
+class Events:
+    """A reply's events, sent from where they come up: waking a task for each would take longer than they do."""
+
+    def __init__(self, reply: Reply, clock: Clock, send: Any):
+        self.reply, self.clock, self.send = reply, clock, send
+        self.begun = False
+        self._stopped: list[Stopped] = []
+        """calls of `send` that wait for a client which reads too slowly"""
+
+    async def flow(self) -> None:
+        """Lets events through until one has to wait, or there are no more; what had to wait then goes out."""
+        self.reply.write = self._write
+        await self.reply.wait()
+        self.reply.write = None
+        for call in self._stopped:
+            await call
+        self._stopped.clear()
+        for data in self.reply.held_back():
+            await self.send(_part(data))
+            self.clock.sent(self.reply.due)
+
+    def _write(self, data: bytes, due: float) -> None:
+        if not self.begun:
+            self.begun = True
+            headers = [*STREAM, (b"x-request-id", self.reply.ask.id.encode())]
+            self._start({"type": "http.response.start", "status": 200, "headers": headers})
+        self._start(_part(data))
+        self.clock.sent(due)
+
+    def _start(self, message: dict[str, Any]) -> None:
+        call = self.send(message)
+        try:
+            self._stopped.append(Stopped(call, call.send(None)))
+        except StopIteration:
+            return
+        self.reply.write = None
+        self.reply.wake()
+
+
+class Stopped:
+    """A call that has begun, to be awaited: `future` is what it waits for first."""
+
+    def __init__(self, call: Any, future: Any):
+        self.call, self.future = call, future
+
+    def __await__(self) -> Any:
+        future = self.future
+        while True:
+            yield future
+            try:
+                future = self.call.send(None)
+            except StopIteration:
+                return
+
+
+def _part(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}
 
 
 def _number(body: dict, name: str, least: float, most: float, default: float) -> float:

@@ -1,6 +1,6 @@
 """Simulated time as a multiple of the wall's, and how late tokens are against it."""
 
-from collections.abc import Callable
+from time import monotonic
 
 import numpy as np
 
@@ -10,17 +10,29 @@ SHARE_LATE = 0.01  # of tokens that may be later than LATE before the clock is s
 LATE = 0.05  # s
 
 
-class Clock:
-    """Simulated seconds = wall seconds x speed, from 0 on. wall: the event loop's time (s)."""
+HALF_TICK = 5e-4
+"""s: timers of event loops fire to the millisecond, so what is due in half of one is due now"""
 
-    def __init__(self, speed: float, wall: Callable[[], float]):
-        self.speed, self.wall = speed, wall
-        self._origin, self._base = wall(), 0.0
+
+class Clock:
+    """Simulated seconds = wall seconds x speed, from 0 on. The wall's is not the event loop's, which counts in ms."""
+
+    def __init__(self, speed: float):
+        self.speed = speed
+        self._origin, self._base = monotonic(), 0.0
         self._late = np.zeros(NUM_BINS, "i8").tolist()  # a list counts in a tenth of the time of an array
 
     def now(self) -> float:
         """The simulated time (s)."""
-        return self._base + (self.wall() - self._origin) * self.speed
+        return self._base + (monotonic() - self._origin) * self.speed
+
+    def near(self) -> float:
+        """Up to which simulated time things happen now (s)."""
+        return self.now() + HALF_TICK * self.speed
+
+    def delay(self, time: float) -> float:
+        """Seconds on the wall's clock until a simulated time, at least 0."""
+        return max(self.wall_of(time) - monotonic(), 0.0)
 
     def wall_of(self, time: float) -> float:
         """When the wall's clock shows a simulated time (s)."""
@@ -28,12 +40,12 @@ class Clock:
 
     def change(self, speed: float) -> None:
         """From now on time goes at this speed."""
-        self._base, self._origin = self.now(), self.wall()
+        self._base, self._origin = self.now(), monotonic()
         self.speed = speed
 
     def sent(self, due: float) -> None:
         """Tokens that were due at a simulated time have just been given to the socket."""
-        late = int((self.wall() - self.wall_of(due)) / BIN)
+        late = int((monotonic() - self.wall_of(due)) / BIN)
         self._late[0 if late < 0 else late if late < NUM_BINS else NUM_BINS - 1] += 1
 
     def lateness(self) -> dict[str, float | int | bool | None]:

@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable
+from time import monotonic
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class Live:
         ]
         """what requests call the model of each replica"""
         self.fleet.advance(0.0, EVENTS)
-        self.clock = Clock(speed, loop.time)
+        self.clock = Clock(speed)
         self.until = 0.0
         """to which the fleet has been advanced"""
         self.rows: list[dict[int, Row]] = [{} for _ in range(k)]
@@ -271,15 +272,15 @@ class Live:
 
     def _tick(self) -> None:
         self._timer = None
-        self._advance(self.clock.now(), self.loop.time() + PATIENCE)
-        now = self.clock.now()
+        self._advance(self.clock.near(), monotonic() + PATIENCE)
+        now = self.clock.near()
         while self._outbox and self._outbox[0][0] <= now:
             due, _, posts = heapq.heappop(self._outbox)
             for entry, n, finish in posts:
                 entry.push(n, due, finish)
         due = min(self._due, self._outbox[0][0] if self._outbox else math.inf)
         if due < math.inf:
-            self._timer = self.loop.call_at(self.clock.wall_of(due), self._tick)
+            self._timer = self.loop.call_later(self.clock.delay(due), self._tick)
 
     def _advance(self, time: float, deadline: float) -> None:
         """Let the fleet do, moment by moment, what is due before `time`; stop at `deadline` on the wall's clock."""
@@ -297,7 +298,7 @@ class Live:
             self._due = float(fleet.due[1])
             self._collect(ended)
             ended = ended[:0]
-            if self.loop.time() > deadline:
+            if monotonic() > deadline:
                 return
         self.until = max(self.until, time)
 

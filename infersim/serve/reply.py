@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +12,8 @@ from .protocol import Generation, encode
 from .text import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+GOES_ON = b'","logprobs":null,"finish_reason":null}]}\n\n'
+CHAT_GOES_ON = b'"},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 @lru_cache(maxsize=8)
@@ -23,7 +24,7 @@ def _escaped(words: tuple[str, ...]) -> list[bytes]:
 class Choice:
     """One of the answers of a request. Tokens of its text are words in an order of their own."""
 
-    __slots__ = ("finish", "first", "held", "index", "last", "prompt", "row", "start", "tokens")
+    __slots__ = ("finish", "first", "head", "held", "index", "last", "prompt", "row", "start", "tokens")
 
     def __init__(self, index: int, prompt: list[int], start: int):
         self.index, self.prompt, self.start = index, prompt, start
@@ -33,6 +34,8 @@ class Choice:
         self.finish: str | None = None
         self.row: Row | None = None
         self.first = self.last = -1.0
+        self.head = b""
+        """what its events begin with"""
 
 
 class Reply:
@@ -41,10 +44,15 @@ class Reply:
     def __init__(self, live: Live, ask: Generation, tokenizer: Tokenizer):
         self.live, self.ask, self.tokenizer = live, ask, tokenizer
         self.choices: list[Choice] = []
-        self.posts: deque[tuple[Choice, int, float, str | None]] = deque()
         self.open = 0
         self.failed: str | None = None
         self.gone = False
+        self.due = 0.0
+        """when the last tokens that came were due (simulated s)"""
+        self.write: Callable[[bytes, float], None] | None = None
+        """takes an event that was due at a simulated time; None while nobody can: then tokens wait"""
+        self._waiting: dict[Choice, int] = {}
+        """tokens that have come and are in no event yet"""
         self._waiter: asyncio.Future | None = None
         self._escaped = _escaped(tuple(tokenizer.words))
 
@@ -56,14 +64,33 @@ class Reply:
         self.open += 1
         return choice
 
-    def listener(self, choice: Choice) -> Any:
+    def listener(self, choice: Choice) -> Callable[[int, float, str | None], None]:
         """What the choice's row tells of its tokens."""
 
         def push(n: int, due: float, finish: str | None) -> None:
-            self.posts.append((choice, n, due, finish))
-            self.wake()
+            if not choice.tokens:
+                choice.first = due
+            choice.tokens += n
+            choice.last = self.due = due
+            if finish is not None:
+                self._end(choice, finish)
+            if (write := self.write) is not None and not self.failed:
+                for data in self.chunks(choice, n):
+                    write(data, due)
+            else:
+                self._waiting[choice] = self._waiting.get(choice, 0) + n
+            if self._waiter is not None and (not self.open or (self.ask.stream and self.write is None)):
+                self.wake()
 
         return push
+
+    def _end(self, choice: Choice, finish: str) -> None:
+        if finish in ("abort", "rejected"):
+            self.failed, self.open = finish, 0
+            return
+        ended = "abort" if finish == "cancelled" else finish
+        choice.finish = "tool_calls" if self.ask.tool and ended != "abort" else ended
+        self.open -= 1
 
     def wake(self) -> None:
         """Whoever waits looks again."""
@@ -75,38 +102,27 @@ class Reply:
         for choice in self.choices:
             if choice.row is not None and choice.finish is None:
                 self.live.abort(choice.row)
-                self.posts.append((choice, 0, self.live.until, "cancelled"))
-        self.wake()
+                choice.row.push(0, self.live.until, "cancelled")
 
     def leave(self) -> None:
         """The client has gone."""
         self.gone = True
+        self.write = None
         for choice in self.choices:
             if choice.row is not None and choice.finish is None:
                 self.live.abort(choice.row)
 
     async def wait(self) -> None:
-        """Until there is something to send, or nobody to send it to."""
-        if not self.posts and not self.gone:
+        """Until something is to be done: a first or a held-back event to send, an end, nobody to send to."""
+        if not self._waiting and not self.gone and self.open:
             self._waiter = self.live.loop.create_future()
             await self._waiter
             self._waiter = None
 
-    def take(self) -> tuple[Choice, int, float]:
-        """The next tokens: of which choice, how many, due when. `failed` is set if there never will be any."""
-        choice, n, due, finish = self.posts.popleft()
-        if finish in ("abort", "rejected"):
-            self.failed, self.open = finish, 0
-            return choice, 0, due
-        if not choice.tokens and n:
-            choice.first = due
-        choice.tokens += n
-        choice.last = due
-        if finish is not None:
-            ended = "abort" if finish == "cancelled" else finish
-            choice.finish = "tool_calls" if self.ask.tool and ended != "abort" else ended
-            self.open -= 1
-        return choice, n, due
+    def held_back(self) -> Iterator[bytes]:
+        """Events of the tokens that nobody could take when they came: one a choice, as vLLM merges them."""
+        while self._waiting and not self.failed:
+            yield from self.chunks(*self._waiting.popitem())
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
@@ -258,27 +274,26 @@ class Reply:
             body["usage"] = self.usage()
         return b"data: " + encode(body) + b"\n\n"
 
-    _begin: bytes | None = None
-    _middle = b""
-
     def _quick(self, choice: Choice, first: int) -> bytes:
         """The same event where it holds only text: most chunks are like that."""
-        if self._begin is None:
+        if not choice.head:
             kind = "chat.completion.chunk" if self.ask.chat else "text_completion"
-            self._begin = b"data: " + encode(self._head(kind))[:-1] + b',"choices":[{"index":'
-            self._middle = b',"delta":{"content":"' if self.ask.chat else b',"text":"'
+            begin = b"data: " + encode(self._head(kind))[:-1] + b',"choices":[{"index":%d' % choice.index
+            choice.head = begin + (b',"delta":{"content":"' if self.ask.chat else b',"text":"')
         words, start = self._escaped, choice.start
-        count = len(words)
         if choice.tokens - first == 1:
-            text = words[(start + first * first) % count]
+            text = words[(start + first * first) % len(words)]
         else:
-            text = b"".join([words[(start + i * i) % count] for i in range(first, choice.tokens)])
-        end = b'"}' if self.ask.chat else b'"'
+            text = b"".join([words[(start + i * i) % len(words)] for i in range(first, choice.tokens)])
         if choice.finish is None:
-            end += b',"logprobs":null,"finish_reason":null}]}\n\n'
-        else:
-            end += b',"logprobs":null,"finish_reason":"' + choice.finish.encode() + b'","stop_reason":null}]}\n\n'
-        return self._begin + str(choice.index).encode() + self._middle + text + end
+            return choice.head + text + (CHAT_GOES_ON if self.ask.chat else GOES_ON)
+        return (
+            choice.head
+            + text
+            + (b'"},"logprobs":null,"finish_reason":"' if self.ask.chat else b'","logprobs":null,"finish_reason":"')
+            + choice.finish.encode()
+            + b'","stop_reason":null}]}\n\n'
+        )
 
     def tail(self) -> bytes:
         """What ends the stream."""

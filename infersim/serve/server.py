@@ -58,7 +58,7 @@ def serve(
         sockets = [listen(host, port + r if port else 0) for r in range(number)]
         endpoint = Endpoint(live, tokenizer, sockets[0].getsockname()[1] if ports_per_replica else None)
         config = uvicorn.Config(
-            endpoint.app,
+            endpoint,
             http="httptools",
             log_level="critical",
             access_log=False,
