@@ -1,7 +1,8 @@
 """Writes tests/parameters.json: what Hugging Face's classes count for each model of the catalogue, on the meta device.
 
-Needs transformers (not a test dependency); run as `python tests/count_parameters.py [NAME ...]`. Families that
-transformers has no class for are left out. A vision-language model counts with its text model and LM head alone.
+For families of which the catalogue names no model, also what the default of transformers' class is and counts
+("classes"). Needs transformers (not a test dependency); run as `python tests/count_parameters.py [NAME ...]`. Families
+that transformers has no class for are left out. A vision-language model counts with its text model and LM head alone.
 """
 
 import json
@@ -56,6 +57,19 @@ def count(config, tied):
     raise ValueError(f"{config.model_type}: no class")
 
 
+CLASSES = ("aria_text", "flint", "glm5_next_text", "granitemoe_swa", "hy_v4", "iquestcoder", "kolibri1", "lara_mini",
+           "lfm3", "mellum", "nanochat")  # fmt: skip
+
+
+def defaults(family):
+    """The default config's fields and its parameters."""
+    config = AutoConfig.for_model(family)
+    usual = transformers.PreTrainedConfig().to_dict()
+    fields = {k: v for k, v in config.to_dict().items() if k not in usual or k in ("model_type", "tie_word_embeddings")}
+    fields = {k: v for k, v in fields.items() if v is not None and not isinstance(v, float | dict)}
+    return [fields | {"model_type": family}, count(config, config.tie_word_embeddings)]
+
+
 def main():
     transformers.logging.set_verbosity_error()
     found, left_out = json.loads(FILE.read_text())["parameters"] if sys.argv[1:] else {}, []
@@ -70,7 +84,9 @@ def main():
             print(f"{name}: {str(error)[:200]}")
     document = {"transformers": transformers.__version__, "torch": torch.__version__}
     document["parameters"] = {name: found[name] for name in names() if name in found}
-    FILE.write_text(json.dumps(document, indent=1) + "\n")
+    text = json.dumps(document, indent=1).removesuffix("\n}")
+    rows = ",\n".join(f"  {json.dumps(family)}: {json.dumps(defaults(family))}" for family in CLASSES)
+    FILE.write_text(f'{text},\n "classes": {{\n{rows}\n }}\n}}\n')
     print(f"{len(found)} counted, without a class: {', '.join(left_out)}")
 
 

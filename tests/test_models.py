@@ -119,7 +119,8 @@ PUBLISHED = {
 }
 
 
-COUNTED = json.loads(Path(__file__).with_name("parameters.json").read_text())["parameters"]
+RECORDED = json.loads(Path(__file__).with_name("parameters.json").read_text())
+COUNTED = RECORDED["parameters"]
 OTHERWISE = {
     "LongCat-Flash": "transformers gives its idle experts half a matrix each; 560B are published",
     **{name: "its LM head is its own, as published; this version ties it" for name in COUNTED if "FLAN" in name},
@@ -131,6 +132,39 @@ def test_counts_are_those_of_hugging_faces_classes(name):
     """At most 1e-4 apart: score corrections of routers are no parameters there."""
     ours = load_model(name).num_params
     assert (ours == pytest.approx(COUNTED[name], rel=1e-4)) == (name not in OTHERWISE)
+
+
+@pytest.mark.parametrize("family", RECORDED["classes"])
+def test_counts_are_those_of_a_classs_defaults(family):
+    config, count = RECORDED["classes"][family]
+    assert model_from_config(config, "x").num_params == pytest.approx(count, rel=1e-4)
+
+
+@pytest.mark.parametrize("key", ["thinker_config", "text_config", "llm_config", "language_config"])
+def test_a_text_model_is_found_inside_a_multimodal_config(key):
+    whole = {"model_type": "any", "architectures": ["Any"], key: LLAMA}
+    assert model_from_config(whole, "x").num_params == model_from_config(LLAMA, "x").num_params
+    assert model_from_config(whole, "x").source == "x, text part"
+    assert problems({**whole, key: LLAMA | {"hidden_size": None}})[0].startswith(f"x: {key}.hidden_size: ")
+    thinker = {"model_type": "any", "thinker_config": {"model_type": "any", "text_config": LLAMA}}
+    assert model_from_config(thinker, "x").num_params == model_from_config(LLAMA, "x").num_params
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "full"),
+    [("cwm", {}, {0, 4}), ("ministral", {}, set()), ("ministral", {"sliding_window": None}, set(range(8))),
+     ("exaone4", {"sliding_window_pattern": "LLLG"}, {3, 7}), ("vaultgemma", {}, {1, 3, 5, 7})],
+)  # fmt: skip
+def test_windows_that_only_the_class_says(family, more, full):
+    config = {**LLAMA, "model_type": family, "num_hidden_layers": 8, "sliding_window": 16} | more
+    assert {i for i, layer in enumerate(model_from_config(config, "x").layers) if not layer.attention.window} == full
+
+
+def test_windows_without_a_rule_must_be_said():
+    recipe = {**LLAMA, "model_type": "flint", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    assert problems(recipe | {"sliding_window": 16}) == (
+        "x: layer_types: missing; must say which layers have the window",
+    )
 
 
 def test_nearly_all_families_that_engines_serve_are_read():

@@ -1,7 +1,9 @@
 """Decoders in GPT's manner (layer norms and matrices with biases, plain MLP), and T5."""
 
+from dataclasses import replace
+
 from .architecture import MLP, Attention, Layer, Model, MoE
-from .families import Trunk, grouped_attention
+from .families import Trunk, grouped_attention, windowed
 from .fields import Fields
 
 
@@ -31,6 +33,40 @@ def gpt2(fields: Fields) -> Model:
     attention = _attention(fields, trunk.hidden_size, "n_head", rope=False)
     mlp = MLP(fields.integer("n_inner", default=4 * trunk.hidden_size), gated=False, bias=True)
     return _model(trunk, attention, mlp, positions=trunk.max_position_embeddings)
+
+
+def openai_gpt(fields: Fields) -> Model:
+    """GPT: GPT-2 without a final norm."""
+    return replace(gpt2(fields), other_params=0)
+
+
+def gpt_neo(fields: Fields) -> Model:
+    """GPT-Neo: every second layer sees a window; only the output projection has a bias."""
+    trunk = Trunk.read(fields, 2048, tied=True, layers=("num_layers",))
+    h, n = trunk.hidden_size, fields.integer("num_heads")
+    full = Attention("full", n, n, fields.head_dim(h, n, "num_heads"), output_bias=True, rope=False)
+    narrow = windowed(full, "window", fields.integer("window_size", default=256), trunk.max_position_embeddings)
+    words = {"global": full, "local": narrow}
+    found = fields.per_layer("attention_layers", trunk.num_layers, words) or [
+        narrow if i % 2 else full for i in range(trunk.num_layers)
+    ]
+    mlp = MLP(fields.integer("intermediate_size", default=4 * h), gated=False, bias=True)
+    return trunk.model([Layer(a, mlp, 4 * h) for a in found], 2 * h, positions=trunk.max_position_embeddings)
+
+
+def biogpt(fields: Fields) -> Model:
+    """BioGPT, and XGLM, whose positions are sines."""
+    renamed = {new: fields.config[old] for new, old in XGLM.items() if old in fields.config}
+    known = fields.of({**renamed, **fields.config})
+    trunk = Trunk.read(known, 1024, tied=True)
+    mlp = MLP(known.integer("intermediate_size"), gated=False, bias=True)
+    attention = _attention(known, trunk.hidden_size, "num_attention_heads", rope=False)
+    learned = fields.config.get("model_type") == "biogpt"
+    return _model(trunk, attention, mlp, positions=(trunk.max_position_embeddings + 2) * learned)
+
+
+XGLM = {"hidden_size": "d_model", "intermediate_size": "ffn_dim", "num_hidden_layers": "num_layers",
+        "num_attention_heads": "attention_heads"}  # fmt: skip
 
 
 def opt(fields: Fields) -> Model:

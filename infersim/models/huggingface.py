@@ -19,6 +19,7 @@ FAMILIES: dict[str, Callable[[Fields], Model]] = RECIPES | {
     "axk1": sparse.axk1,
     "bailing_hybrid": hybrid.bailing_hybrid,
     "bamba": hybrid.bamba,
+    "biogpt": classic.biogpt,
     "bloom": classic.bloom,
     "chatglm": classic.chatglm,
     "codegen": classic.gptj,
@@ -33,18 +34,23 @@ FAMILIES: dict[str, Callable[[Fields], Model]] = RECIPES | {
     "gemma3n_text": gemma.gemma3n,
     "gemma4_text": gemma.gemma4,
     "glm4_moe_lite": sparse.deepseek_v3,
+    "glm5_next_text": hybrid.glm5_next,
     "glm_moe_dsa": sparse.deepseek_v32,
     "gpt2": classic.gpt2,
     "gpt_bigcode": classic.gpt_bigcode,
+    "gpt_neo": classic.gpt_neo,
     "gpt_neox": classic.gpt_neox,
     "gptj": classic.gptj,
     "granitemoehybrid": hybrid.granite_hybrid,
+    "hy_v4": sparse.hy_v4,
     "jamba": hybrid.jamba,
     "kimi_k2": sparse.deepseek_v3,
     "kimi_linear": hybrid.kimi_linear,
     "laguna": sparse.laguna,
+    "lara_mini": hybrid.lara_mini,
     "lfm2": hybrid.lfm2,
     "lfm2_moe": hybrid.lfm2,
+    "lfm3": hybrid.lfm3,
     "llama4_text": sparse.llama4,
     "longcat_flash": sparse.longcat_flash,
     "mamba": hybrid.mamba,
@@ -55,10 +61,12 @@ FAMILIES: dict[str, Callable[[Fields], Model]] = RECIPES | {
     "minimax_m2": sparse.minimax_m2,
     "minimax_m3_vl_text": sparse.minimax_m3,
     "mistral": dense.mistral,
+    "mistral4": sparse.deepseek_v2,
     "mixtral": sparse.mixtral,
     "mpt": classic.mpt,
     "nemotron_h": hybrid.nemotron_h,
     "olmo_hybrid": hybrid.olmo_hybrid,
+    "openai-gpt": classic.openai_gpt,
     "opt": classic.opt,
     "persimmon": classic.persimmon,
     "phi": classic.phi,
@@ -73,18 +81,33 @@ FAMILIES: dict[str, Callable[[Fields], Model]] = RECIPES | {
     "sarvam_mla": sparse.deepseek_v3,
     "step3p5": sparse.step3p5,
     "t5": classic.t5,
+    "xglm": classic.biogpt,
     "youtu": sparse.latent_dense,
 }
 """model_type -> how its config is read"""
 SAME_TEXT = {
+    "apertus1p5_text": "apertus",
     "bailing_moe_v2": "bailing_moe",
+    "emu3_text_model": "llama",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified_text": "gemma4_text",
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
+    "glm5_next": "glm5_next_text",
+    "gpt-sw3": "gpt2",
+    "granite4_vision_text": "granite",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
+    "iquestcoder": "llama",
     "llama4": "llama4_text",
     "minimax_m1": "minimax",
     "minimax_text_01": "minimax",
+    "paddleocr_vl": "ernie4_5",
+    "paddleocr_vl_text": "ernie4_5",
+    "phi4_multimodal": "phi3",
+    "phi4mm": "phi3",
+    "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl": "qwen2",
@@ -105,12 +128,14 @@ NOT_MODELLED = {
 }
 """Families that we know and cannot yet read, and what of them is missing."""
 
+INNER = ("thinker_config", "text_config", "llm_config", "language_config")
+"""Where a multimodal config.json has its text model: the latter two are InternVL's, DeepSeek-VL2's and others'."""
 SHARED = ("model_type", "quantization_config", "tie_word_embeddings")
 """Fields of a multimodal config.json that hold for its text_config where that has none of its own."""
 
 
 def model_from_config(config: Mapping[str, Any], name: str, where: str = "") -> Model:
-    """The text model that a config.json describes (a `text_config` inside it, where there is one).
+    """The text model that a config.json describes (one of INNER inside it, where there is one).
 
     `where` (default: name) stands in front of errors and becomes the model's source. InputError names an unknown
     family, and every missing or wrong field, all at once.
@@ -119,12 +144,14 @@ def model_from_config(config: Mapping[str, Any], name: str, where: str = "") -> 
     if not isinstance(config, Mapping):
         raise InputError(f"{where}: must be a JSON object of model fields (got {short(config)})")
     outer, prefix = config, f"{where}: "
-    inner = config.get("text_config")
-    if isinstance(inner, Mapping):
-        shared = {key: config[key] for key in SHARED if key in config}
-        config, prefix = {**shared, **inner}, f"{where}: text_config."
-    elif inner is not None:
-        raise InputError(f"{where}: text_config: must be a JSON object (got {short(inner)})")
+    for key in INNER:
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            outer = config
+            shared = {name: config[name] for name in SHARED if name in config}
+            config, prefix = {**shared, **inner}, f"{prefix}{key}."
+        elif inner is not None:
+            raise InputError(f"{where}: {key}: must be a JSON object (got {short(inner)})")
     family = config.get("model_type")
     if not isinstance(family, str):
         got = "missing" if family is None else f"must be a text (got {short(family)})"
@@ -138,7 +165,8 @@ def model_from_config(config: Mapping[str, Any], name: str, where: str = "") -> 
     found = read_quantization(fields)
     fields.check()
     vision = read_vision(outer, f"{where}: ")
-    source = f"{where}, text part" if config is not outer and not vision else where
+    others = config is not outer or any(fields.has(f"{part}_config") for part in ("vision", "audio"))
+    source = f"{where}, text part" if others and not vision else where
     model = replace(model, name=name, family=family, source=source, vision=vision)
     if found is None:
         return model

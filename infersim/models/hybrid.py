@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from .architecture import MLP, Attention, AttentionKind, Layer, Linear, Model, MoE
-from .families import Trunk, grouped_attention, kinds
+from .families import Trunk, grouped_attention, kinds, windowed
 from .fields import Fields
 from .recipes import Experts, read_experts, sparse_layers
-from .sparse import latent, mixed, qwen_sparse_layers, read_moe
+from .sparse import deepseek_moe, hyper, indexed, latent, mixed, qwen_sparse_layers, read_moe
 
 MIXERS = {
     "full_attention": "attention",
@@ -122,13 +122,45 @@ def bailing_hybrid(fields: Fields) -> Model:
     return _kimi(fields, trunk, found, own, low_rank=False)
 
 
-def _kimi(fields: Fields, trunk: Trunk, found: list[str], own: Fields, low_rank: bool) -> Model:
+def _kda(fields: Fields, own: Fields, low_rank: bool = True) -> Attention:
     heads = own.integer("linear_num_heads", "num_heads", default=fields.integer("num_attention_heads"))
     head_dim = own.integer("linear_head_dim", "head_dim", default=128)
     kernel = own.integer("linear_conv_kernel_dim", "short_conv_kernel_size", default=4)
-    linear = Attention("linear", heads, heads, head_dim, rope=False, conv_kernel=kernel, recurrence="kda",
-                       low_rank=head_dim if low_rank else 0, output_gate=own.flag("use_full_rank_gate", False),
-                       state_element_bytes=4)  # fmt: skip
+    return Attention("linear", heads, heads, head_dim, rope=False, conv_kernel=kernel, recurrence="kda",
+                     low_rank=head_dim if low_rank else 0, output_gate=own.flag("use_full_rank_gate", False),
+                     state_element_bytes=4)  # fmt: skip
+
+
+def glm5_next(fields: Fields) -> Model:
+    """GLM-5 with Kimi delta attention, an indexer over pooled keys (`index_kpool` tokens each) in every fourth layer,
+    and residual streams."""
+    trunk = Trunk.read(fields, 1048576)
+    linear, full = _kda(fields, fields), indexed(fields, trunk, compress_ratio=fields.integer("index_kpool", default=1))
+    words = {"linear_attention": False, "indexed_attention": True, "full_attention": True}
+    found = fields.per_layer("layer_types", trunk.num_layers, words) or [i % 4 == 3 for i in range(trunk.num_layers)]
+    attentions = [full[i] if has else linear for i, has in enumerate(found)]
+    mlps = mixed(fields, trunk.num_layers, deepseek_moe(fields, ""), sparse_layers(fields, trunk.num_layers, 3))
+    streams = fields.integer("hc_mult", default=4)
+    layers = hyper(trunk.rms_layers(attentions, mlps), trunk.hidden_size, streams, (2 + streams) * streams, 3)
+    return trunk.model(layers)
+
+
+def lara_mini(fields: Fields) -> Model:
+    """Gated delta rule, windows and full attention in turn, experts in every layer."""
+    trunk = Trunk.read(fields, 131072, tied=True)
+    full = grouped_attention(fields, trunk.hidden_size, qk_norm="head")
+    narrow = windowed(full, "window", fields.integer("sliding_window", default=512), trunk.max_position_embeddings)
+    words = {"linear_attention": _gated_delta(fields), "sliding_attention": narrow, "full_attention": full}
+    pattern = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
+    found = fields.per_layer("layer_types", trunk.num_layers, words) or [
+        words[pattern[i % 5]] for i in range(trunk.num_layers)
+    ]
+    moe = read_experts(fields, Experts(shared_width=("shared_expert_intermediate_size",)))
+    return trunk.model(trunk.rms_layers(found, [moe] * trunk.num_layers))
+
+
+def _kimi(fields: Fields, trunk: Trunk, found: list[str], own: Fields, low_rank: bool) -> Model:
+    linear = _kda(fields, own, low_rank)
     gate = fields.flag("mla_use_output_gate", False)
     full = latent(fields.of({"q_lora_rank": None, **fields.config}), head_gate=not low_rank, output_gate=gate)
     family = Experts(shared=("num_shared_experts",), router_bias=True, dense_first=1)
@@ -268,14 +300,31 @@ def mamba2(fields: Fields) -> Model:
     return _states_alone(trunk, _mamba2(fields, ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")))
 
 
+def _lfm(fields: Fields, h: int, kernel: int = 3, head_gate: bool = False) -> tuple[Attention, Attention]:
+    """Attention and gated short convolution."""
+    bias = fields.flag("conv_bias", False)
+    conv = Attention("linear", h, 1, 0, 1, rope=False, conv_kernel=fields.integer("conv_L_cache", default=kernel),
+                     recurrence="conv", qkv_bias=bias, output_bias=bias)  # fmt: skip
+    return grouped_attention(fields, h, qk_norm="head", head_gate=head_gate), conv
+
+
+def lfm3(fields: Fields) -> Model:
+    """LFM3: LFM2 with windows, gated heads and a norm behind each block too."""
+    trunk = Trunk.read(fields, 128000, tied=True)
+    full, conv = _lfm(fields, trunk.hidden_size, 7, fields.flag("use_attention_gate", True))
+    narrow = windowed(full, "window", fields.integer("sliding_window", default=256), trunk.max_position_embeddings)
+    words = {"conv": conv, "sliding_attention": narrow, "full_attention": full}
+    found = fields.per_layer("layer_types", trunk.num_layers, words) or [
+        full if i % 4 == 2 else conv if i % 4 or not i else narrow for i in range(trunk.num_layers)
+    ]
+    mlps = [MLP(fields.integer("intermediate_size"))] * trunk.num_layers
+    return trunk.model(trunk.rms_layers(found, mlps, 4 if fields.flag("use_sandwich_norm", True) else 2))
+
+
 def lfm2(fields: Fields) -> Model:
     """LFM2: gated short convolutions, and attention in some layers; LFM2-MoE has experts behind the first layers."""
     trunk = Trunk.read(fields, 128000, tied=True)
-    h = trunk.hidden_size
-    full = grouped_attention(fields, h, qk_norm="head")
-    bias = fields.flag("conv_bias", False)
-    conv = Attention("linear", h, 1, 0, 1, rope=False, conv_kernel=fields.integer("conv_L_cache", default=3),
-                     recurrence="conv", qkv_bias=bias, output_bias=bias)  # fmt: skip
+    full, conv = _lfm(fields, trunk.hidden_size)
     indices = set(fields.integers("full_attn_idxs"))
     found = fields.per_layer("layer_types", trunk.num_layers, MIXERS) or [
         "attention" if i in indices or not fields.has("full_attn_idxs") else "recurrent"

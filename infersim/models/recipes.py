@@ -16,6 +16,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 STEP = ("decoder_sparse_step", "moe_layer_interval", "moe_layer_freq")
+NONE = 10**9
 SPARSE = {"dense": False, "sparse": True, "moe": True, "hash_moe": True, 0: False, 1: True}
 
 
@@ -44,7 +45,8 @@ class Recipe:
     """What sets a family apart.
 
     positions, tied, vocab_size, head_dim: what a config that does not say means. norm_weights: 2 where a norm has a
-    bias. head_dim "": hidden size over heads. full_every: without layer_types, every so many layers one has no window.
+    bias. head_dim "": hidden size over heads. full_every: without layer_types, every so many layers one has no window,
+    counted from full_first (NONE: all have one).
     """
 
     positions: int = 131072
@@ -57,7 +59,7 @@ class Recipe:
     output_bias: Flag = "attention_bias"
     mlp_bias: Flag = False
     gated: bool = True
-    qk_norm: Literal["", "head", "layer"] = ""
+    qk_norm: Literal["", "head", "layer", "unweighted"] = ""
     qk_norm_flag: Flag = True
     output_gate: bool = False
     sinks: bool = False
@@ -66,6 +68,7 @@ class Recipe:
     parallel_flag: str = ""
     window: int = 0
     full_every: int = 0
+    full_first: int = -1
     pattern: tuple[str, ...] = ("sliding_window_pattern", "_sliding_window_pattern")
     lm_head_bias: Flag = False
     experts: Experts | None = None
@@ -103,12 +106,16 @@ class Recipe:
 
     def windows(self, fields: Fields, trunk: Trunk, full: Attention) -> list[Attention]:
         """Each layer's attention: layer_types decides; without it every `full_every`-th layer has no window."""
-        every = (
-            fields.integer(*self.pattern, default=self.full_every)
-            if self.full_every and self.pattern
-            else self.full_every
-        )
-        found = kinds(fields, trunk.num_layers, lambda i: "window" if every and (i + 1) % every else "full")
+        every, named = self.full_every, next((name for name in self.pattern if fields.has(name)), "")
+        if every and named:  # EXAONE writes one period out: LLLG
+            period = fields.config[named]
+            every = len(period) if isinstance(period, str) and period else fields.integer(named)
+        if fields.config.get("sliding_window", True) is None:  # said to be none
+            every = 0
+        elif self.window and not every and not fields.has("layer_types"):
+            fields.problem("layer_types", "missing; must say which layers have the window")
+        found = kinds(fields, trunk.num_layers,
+                      lambda i: "window" if every and (i - self.full_first) % every else "full")  # fmt: skip
         size = fields.integer("sliding_window", default=self.window or None) if "window" in found else 0
         return [windowed(full, kind, size, trunk.max_position_embeddings) for kind in found]
 
@@ -170,13 +177,14 @@ RECIPES: dict[str, Callable[[Fields], Model]] = {
     "arcee": Recipe(4096, gated=False, mlp_bias="mlp_bias"),
     "bailing_moe": Recipe(qkv_bias="use_qkv_bias", output_bias="use_bias", qk_norm="head", qk_norm_flag="use_qk_norm",
                           experts=Experts(shared=SHARED.shared, shared_size=("moe_shared_expert_intermediate_size",))),
+    "aria_text": Recipe(2048, experts=Experts("intermediate_size", shared=("moe_num_shared_experts",))),
     "baichuan": Recipe(4096),
     "bitnet": Recipe(2048),
     "cohere": Recipe(8192, tied=True, num_norms=1, qk_norm="layer", qk_norm_flag="use_qk_norm"),
     "cohere2": Recipe(8192, tied=True, num_norms=1, window=4096, full_every=4),
     "cohere2_moe": Recipe(8192, tied=True, num_norms=1, window=4096, full_every=4,
                           experts=Experts("intermediate_size", shared=("num_shared_experts",))),
-    "cwm": Recipe(window=8192),
+    "cwm": Recipe(window=8192, full_every=4, full_first=0, pattern=()),
     "deepseek": Recipe(experts=SHARED),
     "dots1": Recipe(qk_norm="head", experts=SHARED),
     "ernie4_5": Recipe(tied=True, head_dim=128, qkv_bias="use_bias", output_bias="use_bias"),
@@ -187,6 +195,8 @@ RECIPES: dict[str, Callable[[Fields], Model]] = {
     "exaone_moe": Recipe(2048, qk_norm="head", window=4096, full_every=4,
                          experts=Experts(shared=SHARED.shared, router_bias=True, dense_first=1)),
     "flex_olmo": Recipe(4096, qk_norm="layer", experts=WIDE),
+    "flint": Recipe(262144, head_dim=128, sinks=True, qk_norm="head", window=513,
+                    experts=Experts(shared_width=("shared_expert_intermediate_size",), dense_first=2)),
     "gemma2": Recipe(8192, tied=True, vocab_size=256000, num_norms=4, window=4096, full_every=2, pattern=()),
     "gemma3_text": Recipe(131072, tied=True, vocab_size=262208, head_dim=256, default_heads=(8, 4), qk_norm="head",
                           num_norms=4, window=4096, full_every=6),
@@ -195,11 +205,14 @@ RECIPES: dict[str, Callable[[Fields], Model]] = {
     "glm4": Recipe(head_dim=128, qkv_bias="attention_bias!", output_bias=False, num_norms=4),
     "glm4_moe": Recipe(output_bias=False, qk_norm="head", qk_norm_flag="use_qk_norm",
                        experts=Experts(shared=SHARED.shared, router_bias=True, dense_first=1)),
+    "glm_ocr_text": Recipe(qkv_bias=False, output_bias=False, num_norms=4),
     "gpt_oss": Recipe(qkv_bias="attention_bias!", output_bias="attention_bias!", sinks=True, window=128, full_every=2,
                       pattern=(), experts=Experts("intermediate_size", bias=True, router_bias=True)),
     "granite": Recipe(2048, mlp_bias="mlp_bias"),
-    "granite_swa": Recipe(8192, tied=True, sinks=True, window=128),
+    "granite_swa": Recipe(8192, tied=True, sinks=True, window=128, full_every=4, full_first=0, pattern=()),
     "granitemoe": Recipe(2048, experts=WIDE),
+    "granitemoe_swa": Recipe(2048, sinks=True, window=128, full_every=4, full_first=0, pattern=(), experts=Experts(
+        "intermediate_size", shared_width=("shared_intermediate_size",))),
     "granitemoeshared": Recipe(2048, experts=Experts("intermediate_size", shared_width=("shared_intermediate_size",))),
     "helium": Recipe(4096, head_dim=128),
     "hunyuan_v1_dense": Recipe(qk_norm="head", qk_norm_flag="use_qk_norm!"),
@@ -211,11 +224,17 @@ RECIPES: dict[str, Callable[[Fields], Model]] = {
     "internlm3": Recipe(32768, qkv_bias="qkv_bias", output_bias="bias", head_dim=128),
     "jais2": Recipe(8192, norm_weights=2, gated=False, qkv_bias="attention_bias!", output_bias="attention_bias!",
                     mlp_bias="mlp_bias!"),
+    "kolibri1": Recipe(262144, head_dim=128, qk_norm="head", num_norms=4, window=513, full_every=5, pattern=(),
+                       experts=Experts(shared_width=("shared_expert_intermediate_size",))),
     "llama": Recipe(2048, mlp_bias="mlp_bias"),
+    "mellum": Recipe(head_dim=128, qk_norm="head", experts=Experts()),
     "mimo": Recipe(32768, qkv_bias="attention_bias!", output_bias=False),
     "minicpm": Recipe(2048, tied=True),
-    "ministral": Recipe(window=4096),
+    "ministral": Recipe(window=4096, full_every=NONE, pattern=()),
     "ministral3": Recipe(262144, head_dim=128),
+    "muse_glimmer_text": Recipe(qk_norm="unweighted", output_gate=True, num_norms=4, window=2048, full_every=4,
+                                pattern=()),
+    "nanochat": Recipe(2048, gated=False, norm_weights=0, qk_norm="unweighted"),
     "nemotron": Recipe(4096, norm_weights=2, gated=False, mlp_bias="mlp_bias"),
     "olmo": Recipe(2048, norm_weights=0),
     "olmo2": Recipe(2048, qk_norm="layer"),
@@ -233,6 +252,6 @@ RECIPES: dict[str, Callable[[Fields], Model]] = {
                        parallel_flag="use_parallel_residual"),
     "starcoder2": Recipe(4096, tied=True, qkv_bias="use_bias!", output_bias="use_bias!", mlp_bias="use_bias!",
                          gated=False, norm_weights=2),
-    "vaultgemma": Recipe(8192, tied=True, vocab_size=256000, head_dim=256, window=4096),
+    "vaultgemma": Recipe(8192, tied=True, vocab_size=256000, head_dim=256, window=4096, full_every=2, pattern=()),
 }  # fmt: skip
 """model_type -> its row"""

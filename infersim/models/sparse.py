@@ -7,7 +7,7 @@ from typing import Any
 from .architecture import MLP, Attention, Layer, Linear, Model, MoE
 from .families import Trunk, grouped_attention, kinds, windowed
 from .fields import Fields
-from .recipes import Experts, read_experts, sparse_layers
+from .recipes import RECIPES, Experts, read_experts, sparse_layers
 
 
 def read_moe(fields: Fields, experts: str, size: str = "moe_intermediate_size", **traits) -> MoE:
@@ -108,13 +108,13 @@ def mimo_v2_flash(fields: Fields) -> Model:
     for name, given in (("hybrid_layer_pattern", pattern), ("moe_layer_freq", freq)):
         if given is None and not fields.has(name):
             fields.problem(name, "missing; must be a list of 0 and 1, one for each layer")
-    moe = _deepseek_moe(fields, "noaux_tc")
+    moe = deepseek_moe(fields, "noaux_tc")
     sparse = {i for i, is_sparse in enumerate(freq or []) if is_sparse}
     mlps = mixed(fields, trunk.num_layers, moe, sparse)
     return trunk.model(trunk.rms_layers(pattern or [full] * trunk.num_layers, mlps))
 
 
-def _deepseek_moe(fields: Fields, topk_method: str) -> MoE:
+def deepseek_moe(fields: Fields, topk_method: str) -> MoE:
     shared = fields.integer("n_shared_experts", default=0, least=0)
     return read_moe(
         fields,
@@ -126,7 +126,7 @@ def _deepseek_moe(fields: Fields, topk_method: str) -> MoE:
 
 def latent(fields: Fields, **traits: Any) -> Attention:
     """Multi-head latent attention under DeepSeek's names of fields."""
-    nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
+    nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim", least=0)
     bias = fields.flag("attention_bias", False)
     return Attention(
         "mla",
@@ -151,26 +151,18 @@ def _deepseek(
     max_position_embeddings: int,
     tied: bool = False,
     num_norms: int = 2,
-    **indexer: Any,
+    indexer: bool = False,
 ) -> Model:
-    """`indexer_types` (GLM-5.2): a "shared" layer takes the keys that the indexer of the last "full" layer picked.
-    A family without experts (n_routed_experts) is dense."""
+    """A family without experts (topk_method "") is dense."""
     trunk = Trunk.read(fields, max_position_embeddings, tied)
-    attention = latent(fields, **indexer)
     mlps: list[MLP | MoE]
     if topk_method:
         first = 0 if fields.has("mlp_layer_types") else fields.integer("first_k_dense_replace", least=0)
         sparse = sparse_layers(fields, trunk.num_layers, first)
-        mlps = mixed(fields, trunk.num_layers, _deepseek_moe(fields, topk_method), sparse)
+        mlps = mixed(fields, trunk.num_layers, deepseek_moe(fields, topk_method), sparse)
     else:
         mlps = [MLP(fields.integer("intermediate_size"))] * trunk.num_layers
-    attentions = [attention] * trunk.num_layers
-    if indexer:
-        shared = replace(attention, index_shared=True)
-        words = {"full": attention, "shared": shared}
-        attentions = fields.per_layer("indexer_types", trunk.num_layers, words) or attentions
-    if attentions[0].index_shared:
-        fields.problem("indexer_types[0]", "must be full: there is no layer before it whose indexer it could share")
+    attentions = indexed(fields, trunk) if indexer else [latent(fields)] * trunk.num_layers
     return trunk.model(trunk.rms_layers(attentions, mlps, num_norms))
 
 
@@ -257,11 +249,40 @@ def step3p5(fields: Fields) -> Model:
     return trunk.model(trunk.rms_layers(attentions, mixed(fields, trunk.num_layers, moe, sparse)))
 
 
+def indexed(fields: Fields, trunk: Trunk, **traits: Any) -> list[Attention]:
+    """Latent attention whose keys an indexer picks; `indexer_types` (GLM-5.2): a "shared" layer takes those that the
+    indexer of the last "full" layer picked."""
+    sizes = {name: fields.integer(field) for name, field in INDEXER.items()}
+    full = latent(fields, **sizes, **traits)
+    words = {"full": full, "shared": replace(full, index_shared=True)}
+    found = fields.per_layer("indexer_types", trunk.num_layers, words) or [full] * trunk.num_layers
+    if found[0].index_shared:
+        fields.problem("indexer_types[0]", "must be full: there is no layer before it whose indexer it could share")
+    return found
+
+
+def hyper(layers: list[Layer], h: int, streams: int, mixing: int, scales: int) -> list[Layer]:
+    """Several residual streams (hyper-connections): a matrix of `mixing` outputs before attention and MLP."""
+    beside = tuple(Linear(f"{block}_hc", streams * h, mixing, False, "replicated") for block in ("attn", "ffn"))
+    return [replace(a, beside=beside, norm_params=a.norm_params + 2 * (mixing + scales)) for a in layers]
+
+
+def hy_v4(fields: Fields) -> Model:
+    """HunYuan V4: indexed latent attention with gates and sinks, and residual streams."""
+    trunk = Trunk.read(fields, 262144)
+    h, streams = trunk.hidden_size, fields.integer("hc_mult", default=4)
+    attentions = indexed(fields, trunk, output_gate=True, sinks=True)
+    mlps = mixed(fields, trunk.num_layers, deepseek_moe(fields, ""), sparse_layers(fields, trunk.num_layers, 1))
+    layers = hyper(trunk.rms_layers(attentions, mlps), h, streams, 2 * streams, 2)
+    return trunk.model(layers, h + streams * streams * h + streams + 1)
+
+
 def axk1(fields: Fields) -> Model:
     """A.X K1: DeepSeek-V3 with one more norm behind the experts."""
     return _deepseek(fields, "noaux_tc", 32768, num_norms=3)
 
 
+INDEXER = {"index_num_heads": "index_n_heads", "index_head_dim": "index_head_dim", "index_topk": "index_topk"}
 COMPRESSED = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
@@ -302,14 +323,15 @@ def deepseek_v4(fields: Fields) -> Model:
     if attentions is None:
         fields.problem("compress_ratios", "missing; must be a list of 0, 4 and 128, one for each layer")
         attentions = [base] * trunk.num_layers
-    moe = _deepseek_moe(fields, "noaux_tc")
-    mixing = (2 + streams) * streams
-    beside = tuple(Linear(f"{block}_hc", streams * h, mixing, False, "replicated") for block in ("attn", "ffn"))
-    layers = [Layer(a, moe, 2 * h + 2 * (mixing + 3), 2, beside=beside) for a in attentions]
+    moe = deepseek_moe(fields, "noaux_tc")
+    layers = hyper(trunk.rms_layers(attentions, [moe] * trunk.num_layers), h, streams, (2 + streams) * streams, 3)
     return trunk.model(layers, other_params=streams * streams * h + streams + 1)
 
 
 def deepseek_v2(fields: Fields) -> Model:
+    """DeepSeek-V2, Mistral Small 4; DeepSeek-OCR's text model says that it has no latent attention."""
+    if not fields.flag("use_mla", True):
+        return RECIPES["deepseek"](fields)
     return _deepseek(fields, "greedy", 2048)
 
 
@@ -320,11 +342,4 @@ def deepseek_v3(fields: Fields) -> Model:
 
 def deepseek_v32(fields: Fields) -> Model:
     """DeepSeek-V3.2 and GLM-5: V3 with an indexer that picks the keys a query sees."""
-    return _deepseek(
-        fields,
-        "noaux_tc",
-        163840,
-        index_num_heads=fields.integer("index_n_heads"),
-        index_head_dim=fields.integer("index_head_dim"),
-        index_topk=fields.integer("index_topk"),
-    )
+    return _deepseek(fields, "noaux_tc", 163840, indexer=True)
