@@ -342,7 +342,7 @@ class RunWork:
         prompts = int(r["prompt_tokens"].sum())
         return int(r["num_cached_tokens"].sum()) / prompts if prompts else 0.0
 
-    @property
+    @cached_property
     def prompt_share(self) -> float:
         """Share of the busy time that prompts take: what steps take longer than pure decode steps."""
         if not self.result.busy_time:

@@ -19,14 +19,19 @@ from .outlook import MOST_REQUESTS, load_curve, what_if
 SHARES = np.unique(np.concatenate([np.linspace(0, 0.9, 46), np.linspace(0.9, 0.99, 19), np.linspace(0.99, 1.0, 11)]))
 
 
-def outline(first: Result, document: dict[str, Any]) -> dict[str, Any]:
-    """The part of a briefing that needs no more simulations: `answer`, `cdf` and `timeline`."""
+def glance(first: Result, document: dict[str, Any]) -> dict[str, Any]:
+    """What a moment's look needs of a briefing: `answer` and `cdf`."""
     cdf: dict[str, list[float]] = {}
     if first.measured.any():
         cdf = {name: values.tolist() for name, values in latency_quantiles(first, SHARES).items()}
         cdf["share"] = SHARES.tolist()
+    return {"answer": document, "cdf": finite(cdf)}
+
+
+def outline(first: Result, document: dict[str, Any]) -> dict[str, Any]:
+    """The part of a briefing that needs no more simulations: `answer`, `cdf` and `timeline`."""
     lines = {name: None if line is None else line.tolist() for name, line in timeline(first).items()}
-    return finite({"answer": document, "cdf": cdf, "timeline": lines})
+    return glance(first, document) | {"timeline": finite(lines)}
 
 
 def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:

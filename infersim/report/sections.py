@@ -114,8 +114,8 @@ def attainment(briefing: dict[str, Any]) -> dict[str, Any]:
     return {"id": "slo", "title": "SLO attainment", "tables": tables}
 
 
-def latency(named: Named) -> dict[str, Any]:
-    """Quantiles, and the distribution of each metric with the runs side by side."""
+def latency(named: Named, numbers: bool = True) -> dict[str, Any]:
+    """Quantiles, and the distribution of each metric with the runs side by side. numbers: beneath each chart."""
     tables, charts = [], []
     for name, briefing in named.items():
         metrics, confidence = briefing["answer"]["metrics"], briefing["answer"]["confidence"]
@@ -137,7 +137,7 @@ def latency(named: Named) -> dict[str, Any]:
                 f"{name}{': half' if name else 'Half'} are within {shown(half)} ms, 99 percent within {shown(most)} ms."
             )
         percent = [100 * share for share in shares]
-        rows = [list(row) for row in zip(percent, *columns.values(), strict=True)]
+        rows = [list(row) for row in zip(percent, *columns.values(), strict=True)] if numbers else []
         charts.append(
             {
                 "title": words.capitalize(),
@@ -155,7 +155,9 @@ def latency(named: Named) -> dict[str, Any]:
                     f"Quantiles of {words}",
                     ["%", *(f"{name} ms".removeprefix(f"{metric} ") for name in columns)],
                     _thin(rows),
-                ),
+                )
+                if numbers
+                else None,
             }
         )
     return {"id": "latency", "title": "Latency", "tables": tables, "charts": charts}

@@ -64,6 +64,10 @@ class Control:
         text = str(value)
         return int(text) if self.kind == "choice" and text.isdecimal() else text
 
+    def bare(self) -> "Control":
+        """Without what may change from answer to answer."""
+        return replace(self, low=0.0, high=0.0, value=None, default="", given=False)
+
     def widened(self) -> "Control":
         """With a range that holds the value."""
         if self.kind != "range" or not isinstance(self.value, int | float) or not math.isfinite(self.value):
@@ -91,6 +95,10 @@ class Form:
     @property
     def choices(self) -> tuple[str, ...]:
         return tuple(self.options)
+
+    def bare(self) -> Control:
+        """What the page shows of it."""
+        return Control(self.key, self.label, self.kind, choices=self.choices, about=self.about)
 
 
 Group = tuple[str, list[Control | Form]]

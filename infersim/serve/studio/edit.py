@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from infersim.config.errors import InputError
-from infersim.config.resources import parse_yaml
+from infersim.config.resources import Loader, parse_yaml
 from infersim.config.scenario import LOAD, section
 
 WHERE = "scenario"
@@ -84,7 +84,7 @@ def _written(text: str, path: list[str], value: Any, data: dict[str, Any]) -> st
 
 
 def _with(text: str, path: list[str], value: Any) -> str:
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = yaml.compose(text, Loader=Loader)
     for depth, name in enumerate(path):
         found = [inner for key, inner in node.value if key.value == name]
         if not found:
@@ -107,7 +107,7 @@ def _added(text: str, node: Any, entry: str) -> str:
 
 
 def _without(text: str, path: list[str]) -> str:
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = yaml.compose(text, Loader=Loader)
     for name in path[:-1]:
         node = next(inner for key, inner in node.value if key.value == name)
     number = next(i for i, (key, _) in enumerate(node.value) if key.value == path[-1])

@@ -43,8 +43,8 @@ class Jobs:
                     return
         finally:
             process.kill()
-            process.join()
             receiver.close()
+            await asyncio.to_thread(process.join)  # its server may take a while to say so: nobody waits for that
 
 
 def _nothing() -> None:

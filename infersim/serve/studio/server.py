@@ -25,7 +25,7 @@ from infersim.models.catalog import names as model_names
 from infersim.report.html import templates
 from infersim.report.studio import head_of
 
-from .controls import Group, changes_of, controls
+from .controls import Control, Group, changes_of, controls
 from .edit import WHERE, read, set_key
 from .jobs import Jobs
 from .work import first_look, parts_at_a_glance, scenario_of
@@ -35,7 +35,7 @@ LARGEST_BODY = 64 * 2**20
 """a benchmark's file with every token's time"""
 LEAST, MOST = 250, 2000
 """requests of a first answer"""
-QUICK, SLOW = 0.025, 0.07
+QUICK, SLOW = 0.012, 0.04
 """wall s of a first answer: below, the next one has more requests; above, fewer"""
 REST = 0.12
 """wall s without a change, after which the whole run begins"""
@@ -120,7 +120,7 @@ class Studio:
             found = {
                 "text": text,
                 "controls": _values(groups),
-                "inputs": _inputs(groups),
+                "inputs": _inputs(tuple((name, tuple(c.bare() for c in group)) for name, group in groups if group)),
                 "head": head_of(brief),
                 "parts": parts_at_a_glance(brief),
                 "stage": f"first look at {count:,} of {asked:,} requests"
@@ -204,9 +204,10 @@ def _values(groups: list[Group]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _inputs(groups: list[Group]) -> str:
+@functools.lru_cache(maxsize=16)
+def _inputs(groups: tuple[tuple[str, tuple[Control, ...]], ...]) -> str:
     """The inputs as a piece of the page, without their values, so that the page knows when others are needed."""
-    return str(_macros().inputs([(name, group) for name, group in groups if group]))
+    return str(_macros().inputs(groups))
 
 
 @functools.cache

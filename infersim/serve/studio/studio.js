@@ -2,7 +2,7 @@
 // The page sends the text and what was changed; the server answers with numbers and pictures. Nothing is computed here
 // but where a slider's knob stands.
 const $ = (id) => document.getElementById(id);
-const page = { text: $("yaml").value, pin: null, values: new Map(), inputs: "", changes: new Map(), typed: false,
+const page = { text: $("yaml").value, pin: null, values: new Map(), open: new Map(), inputs: "", changes: new Map(), typed: false,
   number: 0, waiting: false, dirty: true, stream: null, since: 0 };
 
 async function* lines(reply) {
@@ -69,8 +69,9 @@ function paint(message, first) {
     document.body.classList.toggle("old", Boolean(message.errors));
     if (message.errors) return;
     if (message.inputs !== page.inputs) { page.inputs = message.inputs; shape(message.inputs); }
-    for (const control of message.controls) page.values.set(control.key, control);
-    values();
+    const before = page.values;
+    page.values = new Map(message.controls.map((control) => [control.key, control]));
+    values(before);
   } else if (message.errors) problems(message.errors);
   if (message.head) head(message.head);
   if (first) for (const place of document.querySelectorAll(".follows")) place.classList.add("earlier");
@@ -81,8 +82,8 @@ function paint(message, first) {
   $("share").hidden = message.share === undefined || message.share >= 1;
   $("share").value = message.share ?? 0;
   if (message.done) $("said").textContent = $("sentence").textContent;
-  document.documentElement.style.setProperty("--answer-height", `${$("answer").offsetHeight}px`);
 }
+new ResizeObserver(() => document.documentElement.style.setProperty("--answer-height", `${$("answer").offsetHeight}px`)).observe($("answer"));
 
 function head(found) {
   $("title").textContent = found.title;
@@ -111,9 +112,11 @@ function rows(list, items, count, fill) {
 function part(name, html) {
   const place = $(`${name}-at`);
   place.classList.remove("earlier");
-  const open = new Set([...place.querySelectorAll("details[open] > summary")].map((s) => s.textContent));
+  const open = page.open.get(name) ?? new Set();  // some answers come without the numbers beneath their charts
+  for (const details of place.querySelectorAll("details")) open[details.open ? "add" : "delete"](details.firstElementChild.textContent);
+  page.open.set(name, open);
   place.innerHTML = html;
-  for (const summary of place.querySelectorAll("details > summary")) if (open.has(summary.textContent)) summary.parentElement.open = true;
+  if (open.size) for (const details of place.querySelectorAll("details")) details.open = open.has(details.firstElementChild.textContent);
 }
 
 function problems(found) {
@@ -140,19 +143,21 @@ function shape(html) {
   if (focused) $(focused)?.focus();
 }
 
-function values() {
+function values(before = new Map()) {
   for (const place of document.querySelectorAll(".input")) {
     const control = page.values.get(place.dataset.key);
     if (!control || page.changes.has(control.key)) continue;
-    show(place, control);
+    if (!place.shown || JSON.stringify(before.get(control.key)) !== JSON.stringify(control)) show(place, control);
   }
 }
 
 const digits = (x) => Number(x.toPrecision(3));
-const neat = (x) => x.toLocaleString("en", { maximumSignificantDigits: 4 });
+const few = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });  // to make one takes longer than to use it
+const neat = (x) => few.format(x);
 
 function show(place, control) {
   const kind = place.dataset.kind, value = control.value;
+  place.shown = true;
   const [field, exact] = [place.querySelector("input[type=range], select, input[type=text], input[type=checkbox]"), place.querySelector("input[type=number]")];
   if (kind === "range") {
     const { low, high } = control, at = value ?? low;

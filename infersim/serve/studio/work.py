@@ -17,7 +17,7 @@ from infersim.metrics.confidence import combine
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.metrics.timeline import request_bars
-from infersim.planning.briefing import brief, brief_run, outline
+from infersim.planning.briefing import brief, brief_run, glance
 from infersim.planning.capacity import capacity
 from infersim.planning.limits import with_limits
 from infersim.planning.outlook import load_curve, what_if
@@ -65,15 +65,15 @@ def shorter(scenario: Scenario, most: int) -> Scenario:
 def first_look(scenario: Scenario, most: int) -> tuple[dict[str, Any], Result]:
     """What the first requests say."""
     results = run(shorter(scenario, most))
-    found = outline(results[0], summarize(results))
+    found = glance(results[0], summarize(results))
     return found | {"cost": finite(cost_of(results[0], found["answer"]["metrics"]))}, results[0]
 
 
-def parts_at_a_glance(found: dict[str, Any]) -> dict[str, str]:
-    """The sections that follow every move, as pieces of the page."""
+def parts_at_a_glance(found: dict[str, Any], numbers: bool = False) -> dict[str, str]:
+    """The sections that follow every move, as pieces of the page. numbers: those beneath the charts too."""
     told = memory({"": found})
     told["blocks"] = [{"title": "vLLM will print", "text": memory_log(found["answer"]), "folded": False}]
-    return {"latency": piece(latency({"": found}), "latency"), "memory": piece(told, "memory")}
+    return {"latency": piece(latency({"": found}, numbers), "latency"), "memory": piece(told, "memory")}
 
 
 def parts_of(found: dict[str, Any], result: Result) -> dict[str, str]:
@@ -82,7 +82,7 @@ def parts_of(found: dict[str, Any], result: Result) -> dict[str, str]:
         "prompt": histogram(result.requests["prompt_tokens"]),
         "answer": histogram(result.requests["output_tokens"]),
     }
-    return parts_at_a_glance(found) | {
+    return parts_at_a_glance(found, True) | {
         "spent": piece(resources({"": found}), "spent"),
         "lengths": piece(lengths(drawn), "lengths"),
         "time": piece(over_time(found), "time"),
