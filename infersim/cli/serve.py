@@ -23,6 +23,10 @@ def serve(
         bool, Option("--ports-per-replica", help="Each replica on a port of its own, from --port on.")
     ] = False,
     tokenizer: Annotated[str | None, Option(metavar="FILE", help="A tokenizer.json to count tokens with.")] = None,
+    kv_events: Annotated[
+        str | None,
+        Option(metavar="ENDPOINT", help="Tell over ZMQ what prefix caches hold, like tcp://*:5557; replay beside it."),
+    ] = None,
     record: Annotated[Path | None, Option(metavar="FILE", help="Write the traffic as a trace.")] = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Folder for result.json and requests.csv.")] = None,
 ) -> int:
@@ -36,6 +40,7 @@ def serve(
     from infersim.report.files import check_folder, write_result
     from infersim.report.terminal import print_report
     from infersim.serve.outcome import result
+    from infersim.serve.server import Settings
     from infersim.serve.server import serve as run_server
 
     description = load_scenario(scenario, overrides or [])
@@ -43,16 +48,8 @@ def serve(
         check_file(record, "--record")
     if out is not None:
         check_folder(out)
-    live = run_server(
-        description,
-        host,
-        port,
-        speed,
-        ports_per_replica,
-        tokenizer,
-        record,
-        lambda text: print(text, file=sys.stderr, flush=True),
-    )
+    settings = Settings(host, port, speed, ports_per_replica, tokenizer, record, kv_events)
+    live = run_server(description, settings, lambda text: print(text, file=sys.stderr, flush=True))
     with uninterrupted():
         found = result(live)
         if found is not None:

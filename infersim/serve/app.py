@@ -55,6 +55,7 @@ class Endpoint:
             ("/v1/models", self.models, get),
             ("/metrics", self.metrics, get),
             ("/load", self.load, get),
+            ("/kv_event_sources", self.kv_event_sources, get),
             ("/server_info", self.server_info, get),
             ("/v1/completions", self.completions, post),
             ("/v1/chat/completions", self.chat, post),
@@ -135,6 +136,10 @@ class Endpoint:
 
     async def load(self, request: Request) -> Response:
         return as_json({"server_load": sum(len(self.live.rows[r]) for r in self._replicas(request))})
+
+    async def kv_event_sources(self, request: Request) -> Response:
+        events = self.live.events
+        return as_json(events.sources(self._replicas(request)) if events else {})
 
     async def server_info(self, request: Request) -> Response:
         return as_json({"scenario": self.live.scenario.resolved(), "infersim": __version__})
@@ -226,7 +231,7 @@ class Endpoint:
                 reply.leave()
                 raise ApiError(503, "no replica is there", retry_after=1)
             choice = reply.add(ids)
-            choice.row = live.submit(one, replica, reply.listener(choice))
+            choice.row = live.submit(one, replica, reply.listener(choice), reply.all_ids(choice))
 
     def _base(self, model: str) -> str:
         """The model itself, or that of an adapter: the first there is."""
@@ -252,7 +257,8 @@ class Endpoint:
             exact = ask.ignore_eos or ask.min_tokens == most
             output = self.live.output_tokens(most, ask.min_tokens, exact)
         held = came if self.gate.limit else None
-        return Ask(prompt, output, most, priority=ask.priority, session=ask.session, model=ask.model, came=held)
+        more = {"priority": ask.priority, "session": ask.session, "model": ask.model, "salt": ask.salt}
+        return Ask(prompt, output, most, came=held, **more)  # type: ignore[arg-type]
 
     async def _whole(self, reply: Reply, request: Request) -> Response:
         """The answer in one piece, unless the client goes away before."""

@@ -14,8 +14,12 @@ class Row:
     """n new tokens, due at a simulated time; "length" or "stop" with the last ones, "abort" if lost, else None"""
     last: str
     """why it will have finished"""
+    ids: Callable[[int, int], list[int]]
+    """its token ids from one position to before another, prompt and output"""
     model: str = ""
     """what it asked for: a model or an adapter"""
+    salt: str = ""
+    """of its prefix cache"""
 
 
 @dataclass
@@ -31,5 +35,6 @@ class Ask:
     priority: int = 0
     session: str = ""
     model: str = ""
+    salt: str = ""
     came: float | None = None
     """when it came to the front door, if that held it back (simulated s)"""

@@ -5,6 +5,7 @@ import heapq
 import math
 from collections.abc import Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from infersim.workload.requests import Requests
 from .ask import Ask, Row
 from .clock import Clock
 from .counts import Counts
+
+if TYPE_CHECKING:
+    from .kv_events import KvEvents
 
 EVENTS = PREFILL_DONE | FINISHED | TURNED_AWAY
 CHUNK = 4096  # draws made at a time
@@ -93,6 +97,8 @@ class Live:
         self.lost_rows: list[int] = []
         self.came: dict[int, float] = {}
         """of rows that the front door held back: when their request came (simulated s)"""
+        self.events: KvEvents | None = None
+        """who tells what caches hold"""
         self.freed: Callable[[], None] = lambda: None
         """is told when requests have ended"""
         self.aborted = self.finished = 0
@@ -136,7 +142,13 @@ class Live:
             del self.down[replica]
         return replica not in self.down
 
-    def submit(self, ask: Ask, replica: int, push: Callable[[int, float, str | None], None]) -> Row:
+    def submit(
+        self,
+        ask: Ask,
+        replica: int,
+        push: Callable[[int, float, str | None], None],
+        ids: Callable[[int, int], list[int]],
+    ) -> Row:
         """A request comes to a replica now. What becomes of it is told to `push`, never before this returns."""
         fleet, time = self.fleet, self.now()
         first = fleet.num_requests
@@ -146,7 +158,7 @@ class Live:
         if ask.came is not None:
             self.came[row] = ask.came
         finish = "stop" if ask.output_tokens < ask.max_tokens else "length"
-        entry = self.rows[replica][row] = Row(row, replica, push, finish, ask.model)
+        entry = self.rows[replica][row] = Row(row, replica, push, finish, ids, ask.model, ask.salt)
         self._arrays[replica] = None
         self._wake()
         return entry
@@ -222,8 +234,7 @@ class Live:
     def crash(self, replica: int, duration: float) -> int:
         """A replica forgets everything, and is back after `duration` (simulated s). Returns how many it lost."""
         time = self.now()
-        self.fleet.fail(replica, time)
-        self._ends[replica] = self.fleet.replicas["last_end"][replica]
+        self._fail(replica, time)
         lost = list(self.rows[replica].values())
         self.rows[replica].clear()
         self._arrays[replica] = None
@@ -243,8 +254,13 @@ class Live:
         time = self.now()
         for replica, rows in enumerate(self.rows):
             if not rows:
-                self.fleet.fail(replica, time)
-                self._ends[replica] = self.fleet.replicas["last_end"][replica]
+                self._fail(replica, time)
+
+    def _fail(self, replica: int, time: float) -> None:
+        self.fleet.fail(replica, time)
+        self._ends[replica] = self.fleet.replicas["last_end"][replica]
+        if self.events is not None:
+            self.events.cleared(replica)
 
     def slow(self, replica: int, factor: float) -> None:
         """Its steps take so many times as long from the next one on."""
@@ -291,6 +307,8 @@ class Live:
             until = min(time, math.nextafter(self._due, math.inf)) if not len(ended) else self.until
             while True:
                 found = fleet.advance(until, EVENTS)
+                if self.events is not None:
+                    self.events.look()
                 if not len(found):
                     break
                 ended = np.concatenate([ended, found])
@@ -321,11 +339,15 @@ class Live:
         if len(ended):
             self.freed()
 
-    def _post(self, r: int, end: float, gone: set[int]) -> None:
+    def array(self, r: int) -> np.ndarray:
+        """i8[n]: `rows` of a replica."""
         rows = self._arrays[r]
         if rows is None:
             rows = self._arrays[r] = np.fromiter(self.rows[r], "i8", len(self.rows[r]))
-        requests = self.fleet.requests
+        return rows
+
+    def _post(self, r: int, end: float, gone: set[int]) -> None:
+        rows, requests = self.array(r), self.fleet.requests
         total = requests["num_output_tokens"][rows]
         new = total - self._seen[rows]
         here = np.flatnonzero(new)

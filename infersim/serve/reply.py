@@ -136,6 +136,15 @@ class Reply:
         ids, start = self.tokenizer.ids, choice.start
         return [ids[(start + i * i) % len(ids)] for i in range(first, end)]
 
+    def all_ids(self, choice: Choice) -> Callable[[int, int], list[int]]:
+        """Of its prompt and what follows it, by position."""
+
+        def between(first: int, end: int) -> list[int]:
+            n = len(choice.prompt)
+            return choice.prompt[first:end] + self.ids(choice, max(first - n, 0), max(end - n, 0))
+
+        return between
+
     def text(self, choice: Choice, first: int, end: int) -> str:
         """What tokens first ... end - 1 say: words, in a JSON object if that is asked for."""
         text = "".join(self.words(choice, first, end))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from infersim.config.errors import InputError
@@ -31,16 +32,20 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def serve(
-    scenario: Scenario,
-    host: str,
-    port: int,
-    speed: float,
-    ports_per_replica: bool,
-    tokenizer_path: str | None,
-    record: Path | None,
-    say: Callable[[str], None],
-) -> Live:
+@dataclass(frozen=True)
+class Settings:
+    """What `infersim serve` is told beside the scenario."""
+
+    host: str
+    port: int
+    speed: float
+    ports_per_replica: bool
+    tokenizer: str | None
+    record: Path | None
+    kv_events: str | None
+
+
+def serve(scenario: Scenario, settings: Settings, say: Callable[[str], None]) -> Live:
     """Serve until interrupted, then the state in which everything is. InputError for what cannot be served."""
     try:
         import uvicorn
@@ -49,14 +54,21 @@ def serve(
         from .app import Endpoint
     except ImportError as error:
         raise InputError(f"serve: needs the package {error.name}: pip install 'infersim[serve]'") from None
-    tokenizer = load_tokenizer(tokenizer_path)
+    host, port, ports_per_replica = settings.host, settings.port, settings.ports_per_replica
+    tokenizer = load_tokenizer(settings.tokenizer)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        live = Live(scenario, speed, loop)
+        live = Live(scenario, settings.speed, loop)
         number = len(live.deployments) if ports_per_replica else 1
         sockets = [listen(host, port + r if port else 0) for r in range(number)]
         endpoint = Endpoint(live, tokenizer, sockets[0].getsockname()[1] if ports_per_replica else None)
+        first = sockets[0].getsockname()[1]
+        if settings.kv_events is not None:
+            from .kv_events import KvEvents
+
+            topics = [f"kv@{host}:{first + (r if number > 1 else 0)}@{model}" for r, model in enumerate(live.models)]
+            live.events = KvEvents(live, settings.kv_events, topics)
         config = uvicorn.Config(
             endpoint,
             http="httptools",
@@ -69,17 +81,19 @@ def serve(
             server_header=False,
             ws="none",
         )
-        first = sockets[0].getsockname()[1]
         where = f"http://{host}:{first}" + (f" to {sockets[-1].getsockname()[1]}" if number > 1 else "")
         counted = "counted by the tokenizer" if tokenizer.exact else "estimated, about 4 bytes a token"
-        say(f"{', '.join(dict.fromkeys(live.models))} at {where}, speed {speed:g}; tokens of prompts are {counted}")
+        names = ", ".join(dict.fromkeys(live.models))
+        say(f"{names} at {where}, speed {settings.speed:g}; tokens of prompts are {counted}")
         server = uvicorn.Server(config)
         with contextlib.suppress(KeyboardInterrupt):
             loop.run_until_complete(server.serve(sockets=sockets))
+        if live.events is not None:
+            loop.run_until_complete(live.events.close())
         for sock in sockets:
             sock.close()
-        if record is not None:
-            say(f"{write_trace(live, record)} requests recorded in {record}")
+        if settings.record is not None:
+            say(f"{write_trace(live, settings.record)} requests recorded in {settings.record}")
         return live
     finally:
         asyncio.set_event_loop(None)
