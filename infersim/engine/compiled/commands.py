@@ -165,12 +165,15 @@ def match(a, q):
 
 @compiled
 def cached_prefix(blocks, hashes, limit):
-    """How many leading hashes of `limit` are cached, by bisection: ends of prompts are evicted before beginnings."""
-    low, high = 0, limit
+    """How many leading hashes of `limit` are cached: ends of prompts are evicted before beginnings, so by steps that
+    double, from the front since most replicas have nothing, and then by bisection."""
+    low, high, step = 0, limit, 1
     while low < high:
-        middle = (low + high) // 2
+        middle = min(low + step, high) - 1 if step > 0 else (low + high) // 2
         if find(blocks, key_of(hashes[middle], 0)) > 0:
             low = middle + 1
+            step *= 2
         else:
             high = middle
+            step = 0
     return low
