@@ -78,6 +78,8 @@ def key() -> str:
 
 def _compile() -> tuple[bytes, dict]:
     """Object code of the engine, and its symbols: the entry, and Numba's helpers that it names and never calls."""
+    import gc
+
     import numba
     from numba import types
     from numba.core.compiler_lock import global_compiler_lock
@@ -90,8 +92,14 @@ def _compile() -> tuple[bytes, dict]:
     def entry(call):
         advance(arrays_of(call))
 
-    with _texts_only() as texts:
-        compiled = numba.cfunc(types.void(types.voidptr), error_model="numpy")(entry)
+    collecting = gc.isenabled()
+    gc.disable()  # of millions of objects that all stay, looking through them again and again is a tenth of the time
+    try:
+        with _texts_only() as texts:
+            compiled = numba.cfunc(types.void(types.voidptr), error_model="numpy")(entry)
+    finally:
+        if collecting:
+            gc.enable()
     symbol = compiled.native_name
     with global_compiler_lock:
         module = llvm.parse_assembly("")
@@ -110,6 +118,7 @@ def _texts_only() -> Iterator[list[str]]:
     that it calls, in half of all its time; here all are linked once, and none is called."""
     from unittest.mock import patch
 
+    from llvmlite.ir.types import Type
     from numba.core import cgutils
     from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
@@ -121,6 +130,7 @@ def _texts_only() -> Iterator[list[str]]:
         patch.object(JITCodeLibrary, "finalize", lambda self: setattr(self, "_finalized", True)),
         patch.object(JITCodeLibrary, "get_pointer_to_function", lambda self, name: 1),
         patch.object(JITCPUCodegen, "set_env", lambda self, name, environment: None),
+        patch.object(Type, "get_abi_size", cache(Type.get_abi_size)),  # it asks LLVM for each variable
     ):
         yield texts
 
@@ -138,7 +148,8 @@ def _object_code(module) -> bytes:
     )
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.inlining_threshold = 50
-    options.loop_vectorization = options.slp_vectorization = False
+    # loops here are short, and a fifth of LLVM's time goes into making them long
+    options.loop_unrolling = options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return machine.emit_object(module)
