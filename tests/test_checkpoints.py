@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 
 from infersim.config.engine import Engine
@@ -14,6 +16,7 @@ from infersim.config.precision import Precision
 from infersim.cost.floors import floor_ttft
 from infersim.cost.formats import Kernels, parameters_by_format, scheme_format
 from infersim.cost.memory import memory_waterfall, weight_bytes
+from infersim.cost.operator import evaluate
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.sharding import check_modelled
@@ -62,6 +65,12 @@ def compressed(weights, inputs=None, targets=("Linear",), **more):
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
         ({"quant_method": "gptq_marlin", "bits": 8, "group_size": -1}, "int8_wo"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "nf4"),
+        ({"quant_method": "mxfp8"}, "mxfp8"),
+        ({"quant_method": "modelopt_mxfp8", "quant_algo": "MXFP8"}, "mxfp8"),
+        ({"quant_method": "modelopt_fp4", "quant_algo": "W4A16_NVFP4"}, "nvfp4_wo"),
+        ({"quant_method": "auto_awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "inc", "bits": 4, "group_size": 128, "data_type": "int"}, "int4"),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "data_type": "int"}, "int4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, "fp8"),
@@ -137,15 +146,111 @@ def test_experts_of_a_mixture_are_one():
         made({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1.mlp.experts.5"]}, MOE)
 
 
+WHOLE = (
+    compressed(FLOAT8 | {"strategy": "channel", "group_size": None, "block_structure": None}, FLOAT8,
+               ignore=["lm_head", "re:.*visual.*"], format="float-quantized", kv_cache_scheme=FLOAT8,
+               sparsity_config={"format": "dense"}, transform_config={}),
+    {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+    {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "NVFP4", "quantized_layers": {
+        "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}, "model.layers.0.mlp": {"quant_algo": "NVFP4"}}},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "lm_head": False, "dynamic": {
+        "-:.*q_proj": {}, "+:.*mlp.*": {"bits": 8, "group_size": 32}},
+     "modules_in_block_to_quantize": [["self_attn.k_proj"], ["mlp.up_proj"]]},
+    {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "modules_to_not_convert": None},
+    {"quant_method": "auto-round", "bits": 4, "group_size": 128, "data_type": "int", "act_bits": 16,
+     "extra_config": {"model.layers.1.mlp.up_proj": {"bits": 16}}},
+    {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "group_size": None},
+     "input_tensors": {"dtype": "fp8_e4m3"}}, "exclude": ["lm_head"],
+     "layer_quant_config": {"*down_proj": {"weight": {"dtype": "int4", "group_size": 32}}}},
+    {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+     "llm_int8_skip_modules": ["lm_head", "model.layers.1.self_attn"]},
+)  # fmt: skip
+"""as checkpoints have it"""
+ODD = st.sampled_from(
+    (None, 0, -1, 3, 5, 10**30, float("nan"), True, "", "x", "float", "re:((", "*", "[", "fp4", "a" * 3000, "\n")
+) | st.sampled_from(([], [None], ["re:(("], [[1]], {}, {"weights": None}, {"re:((": {}}, {"x": []}))
+
+
+def places(config, path=()):
+    """Paths of all values inside."""
+    inner = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    return [found for key, value in inner for found in ((*path, key), *places(value, (*path, key)))]
+
+
+def changed(config, path, value):
+    """The config with another value at the path."""
+    key, *rest = path
+    copied = dict(config) if isinstance(config, dict) else list(config)
+    copied[key] = changed(config[key], rest, value) if rest else value
+    return copied
+
+
+@given(data=st.data())
+@settings(max_examples=400, deadline=None)
+def test_an_odd_quantization_config_is_read_or_refused_by_its_key(data):
+    """Any value anywhere in what nine quantisers write: a model whose bytes are counted, or a line for each problem."""
+    config = data.draw(st.sampled_from(WHOLE))
+    for _ in range(data.draw(st.integers(1, 2))):
+        config = changed(config, data.draw(st.sampled_from(places(config))), data.draw(ODD))
+    base = data.draw(st.sampled_from((LLAMA, MOE)))
+    lines: tuple[str, ...] = ()
+    try:
+        model = made(config, base)
+        placement = Placement(model, H100)
+        check_modelled(placement)
+    except InputError as error:
+        lines = error.problems
+    assert all("\n" not in line and len(line) < 700 for line in lines)
+    assert all("quantization_config" in line or line.startswith(("model: x: ", "precision.")) for line in lines)
+    plain = weight_bytes(Placement(model_from_config(base, "x"), H100))
+    assert lines or model.num_params / 2 < weight_bytes(placement) < plain
+
+
+def test_a_bitsandbytes_matrix_is_copied_unless_for_one_token():
+    """4.5 bits of a weight read; from two tokens on 16 bits written and read besides (matmul_4bit)."""
+    model = made({"quant_method": "bitsandbytes", "load_in_4bit": True})
+    (up,) = (op for op in forward_pass(Placement(model, H100)) if op.name == "gate_up_proj")
+    size = 128 * 2 * 384
+    for tokens, read in ((1, 4.5 / 8), (2, 4.5 / 8 + 4), (9, 4.5 / 8 + 4)):
+        sums = up.routed({"step": 1.0, "tokens": float(tokens)})
+        assert evaluate(up.weights, sums) == size * read
+
+
+def test_older_checkpoints_say_compression_config():
+    model = model_from_config(LLAMA | {"compression_config": compressed(FLOAT8, FLOAT8)}, "x")
+    assert model.quantization == made(compressed(FLOAT8, FLOAT8)).quantization
+
+
 @pytest.mark.parametrize(
     ("quantization", "line"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method: unknown 'bitsandbytes'; known: "),
+        ({"quant_method": "hqq", "bits": 4}, "quant_method: unknown 'hqq'; known: "),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit: must be true; LLM.int8() splits"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "must be nf4 or fp4"),
+        ({"quant_method": "auto-round", "bits": 4, "act_bits": 8}, "act_bits: must be 16, "),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type: must be int, "),
+        (
+            {"quant_method": "quark", "global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}},
+            "global_quant_config.weight.dtype: must be one of ",
+        ),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "int8"}},
+                "layer_type_quant_config": {"nn.Linear": {}},
+            },
+            "layer_type_quant_config: formats by class",
+        ),
+        (compressed(FLOAT8, FLOAT8, sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format: "),
+        (compressed(FLOAT8, FLOAT8, transform_config={"config_groups": {"u": {}}}), "transform_config: rotations"),
+        (compressed(FLOAT8, FLOAT8, targets=[]), "names no matrix of the text model's layers"),
+        ({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": "q_proj"}, "must be a list of modules"),
         ({"quant_method": "modelopt", "quant_algo": "INT3"}, "quant_algo: must be one of FP8, "),
         (compressed(FLOAT8, FLOAT8, ["MoEGate"]), "targets: 'MoEGate' is not modelled; must be Linear, "),
         (compressed(FLOAT8, FLOAT8, ["re:(("]), "no regular expression: "),
         (compressed(FLOAT8, FLOAT8, ["model.visual.blocks.0"]), "names no matrix of the text model's layers"),
-        (compressed(FLOAT8, FLOAT8, format="marlin-24"), "format: 2:4 sparsity is not modelled"),
+        (compressed(FLOAT8, FLOAT8, format="marlin-24"), "format: sparsity is not modelled"),
         ({"quant_method": "gptq", "bits": 4, "lm_head": True}, "lm_head: a quantised LM head is not modelled"),
         ({"quant_method": "fp8", "ignored_layers": "lm_head"}, "ignored_layers: must be a list of modules' names"),
     ],

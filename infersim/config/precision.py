@@ -41,6 +41,8 @@ FORMATS = {
     "nvfp4": Format(4, 1, 16),  # e2m1 with an e4m3 scale per 16
     "nvfp4_wo": Format(4, 1, 16),  # weights alone
     "mxfp4": Format(4, 1, 32),  # e2m1 with an e8m0 scale per 32 (OCP microscaling)
+    "mxfp8": Format(8, 1, 32),
+    "nf4": Format(4, 4, 64),  # bitsandbytes, FP4 alike: an FP32 scale per 64 (QLoRA, arXiv:2305.14314)
 }
 """formats of weights"""
 KV_FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "int8_per_token_head", "fp8_per_token_head")

@@ -17,7 +17,8 @@ LIKE = {
     "recurrent": "attention_decode",
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), "collective"),
 }
-SAME_KERNEL = {"fp8_wo": "int8_wo", "nvfp4_wo": "int4", "int4_fp8": "fp8", "int4_int8": "int8"}
+SAME_KERNEL = {"fp8_wo": "int8_wo", "nvfp4_wo": "int4", "int4_fp8": "fp8", "int4_int8": "int8", "mxfp8": "fp8_block",
+               "nf4": "bf16"}  # fmt: skip
 """formats that were not measured -> that whose kernel theirs is most like: Marlin's, or the arithmetic's own"""
 NEAREST = {"int4": "mxfp4", "mxfp4": "int4", "fp8": "fp8_block", "fp8_block": "fp8", "int8": "fp8_block",
            "nvfp4": "mxfp4"}  # fmt: skip

@@ -20,7 +20,7 @@ class Kernel:
 
     format: of the weights; rate: dtype of the arithmetic, a key of Hardware.flops; weight_bytes: of a weight with its
     scale; activation_bytes: of an input element once it is quantised, 0 where it stays as it is; dequantised: weights
-    are turned back into 16 bits on the way.
+    are turned back into 16 bits on the way; copied: through memory, unless the step has one token.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Kernel:
     weight_bytes: float
     activation_bytes: float = 0.0
     dequantised: bool = False
+    copied: bool = False
 
 
 # format -> kernels, best first: what the device must have a rate for, its name in vLLM, bytes of a quantised input
@@ -44,8 +45,10 @@ CHOICES: dict[str, tuple[tuple[str, str, float], ...]] = {
     "nvfp4": (("fp4", "cutlass_scaled_fp4_mm", 0.5 + 1 / 16), ("", "marlin", 0.0)),
     "nvfp4_wo": (("", "marlin", 0.0),),
     "mxfp4": (("fp4", "mxfp8 x mxfp4", 1.0 + 1 / 32), ("", "triton w4a16", 0.0)),
+    "mxfp8": (("fp4", "mxfp8", 1.0 + 1 / 32), ("", "marlin", 0.0)),
+    "nf4": (("", "bitsandbytes", 0.0),),
 }
-MIXED_RATE = {"mxfp4": "fp8"}  # 8-bit inputs meet 4-bit weights at the rate of 8 bits
+MIXED_RATE = {"mxfp4": "fp8", "mxfp8": "fp8"}  # 8-bit inputs meet 4-bit weights at the rate of 8 bits
 
 
 # bits and type of a weight, bits and type of an input -> format, where scales are as the format has them
@@ -60,6 +63,7 @@ SCHEMES = {
     (4, "float", 4, "float"): "nvfp4",
     (4, "float", 16, "float"): "nvfp4_wo",
 }
+MICROSCALED = {(4, 32): "mxfp4", (8, 32): "mxfp8", (4, 64): "nf4"}
 BLOCK = (128, 128)
 
 
@@ -70,8 +74,8 @@ def scheme_format(scheme: Scheme) -> str | None:
         return "fp8_block" if found == "fp8" and scheme.block_size == BLOCK else None
     if scheme.type == "int":
         return found
-    if scheme.bits == 4 and scheme.group_size == 32:
-        return "mxfp4"
+    if (scheme.bits, scheme.group_size) in MICROSCALED:
+        return MICROSCALED[scheme.bits, scheme.group_size]
     return found if scheme.group_size in (0, FORMATS[found].group_size if found else 0) else None
 
 
@@ -169,7 +173,8 @@ def _kernel(name: str, placement: Placement, group_size: int = 0) -> Kernel | No
     weight_bytes = FORMATS[name].bytes_per_weight(group_size if name.startswith("int4") else 0)
     for rate, kernel, activation_bytes in CHOICES[name]:
         if not rate:
-            return Kernel(kernel, name, precision.activations, weight_bytes, dequantised=True)
+            copied = name == "nf4"  # bitsandbytes' matmul_4bit: a 16-bit copy, then cuBLAS
+            return Kernel(kernel, name, precision.activations, weight_bytes, dequantised=not copied, copied=copied)
         if rate in placement.hardware.flops:
             return Kernel(kernel, name, MIXED_RATE.get(name, rate), weight_bytes, activation_bytes)
     return None

@@ -74,7 +74,9 @@ class Operator:
         return self.name if self.message else self.operator_class
 
     def routed(self, sums: Sums) -> Sums:
-        """The sums, with those that follow from the routing."""
+        """The sums, with those that follow from the routing; `several` is 1 where there are several tokens."""
+        if "several" in self.weights:
+            sums = {**sums, "several": sums["step"] * (sums[self.per] > sums["step"])}
         if self.routing is None:
             return sums
         tokens, routing = sums["tokens"], self.routing
@@ -126,7 +128,8 @@ class Pass:
         return Operator(
             linear.name, "gemm", kernel.format, count, per,
             flops={per: 2 * linear.inputs * linear.outputs},
-            weights={"step": matrix_bytes(linear, kernel, self.width)},
+            weights={"step": matrix_bytes(linear, kernel, self.width),
+                     **({"several": 2 * self.width * linear.inputs * linear.outputs} if kernel.copied else {})},
             activations={per: inputs + linear.outputs * self.width},
             rate=kernel.rate,
             shape={"n": linear.outputs, "k": linear.inputs, "quantised": kernel.activation_bytes,

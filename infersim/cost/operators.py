@@ -107,7 +107,9 @@ def _moe(whole_layer: Layer, layer: Layer, shape: Pass, count: int) -> list[Oper
     experts = Operator(
         "experts", "moe", kernel.format, count, "tokens",
         flops={"expert_tokens": 2 * matrices},
-        weights={"experts": sum(matrix_bytes(linear, kernel, shape.width) for linear in (up, down))},
+        weights={"experts": sum(matrix_bytes(linear, kernel, shape.width) for linear in (up, down)),
+                 # bitsandbytes copies all experts, touched or not, in every step
+                 "step": 2 * shape.width * moe.num_experts * matrices * kernel.copied},
         # in and out of both matrices, and the sum of a token's experts
         activations={"expert_tokens": moved + h * shape.width, "tokens": h * shape.width},
         rate=kernel.rate,

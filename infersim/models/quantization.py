@@ -13,18 +13,25 @@ FP8 = Scheme(8, "float", input_bits=8)
 MXFP4 = Scheme(4, "float", 32)
 INT4 = Scheme(4, "int", 128)
 NVFP4 = Scheme(4, "float", 16, input_bits=4)
+NF4 = Scheme(4, "float", 64)
+MXFP8 = Scheme(8, "float", 32, input_bits=8)
+BLOCKS = Scheme(8, "float", block_size=(128, 128), input_bits=8)  # vLLM quantises inputs in groups of 128
 MODELOPT = {
     "FP8": FP8,
     "FP8_PER_CHANNEL_PER_TOKEN": FP8,
-    "FP8_PB_WO": Scheme(8, "float", block_size=(128, 128), input_bits=8),  # vLLM quantises inputs in groups of 128
+    "FP8_PB_WO": BLOCKS,
+    "FP8_BLOCK_SCALES": BLOCKS,
+    "MXFP8": MXFP8,
     "NVFP4": NVFP4,
+    "W4A16_NVFP4": Scheme(4, "float", 16),
     "NVFP4_AWQ": NVFP4,
     "W4A16_AWQ": INT4,
     "W4A8_AWQ": Scheme(4, "int", 128, input_bits=8),
 }
 """quant_algo of ModelOpt"""
 MIXED = "MIXED_PRECISION"
-KEPT = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "exclude")
+KEPT = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
+KV_CACHES = {(8, "float"): "fp8", (4, "float"): "nvfp4"}
 ALL = sorted(EVERYTHING)
 Group = tuple[Iterable[str], Scheme | None]
 
@@ -33,6 +40,8 @@ def read_quantization(model_fields: Fields) -> tuple[Quantization, Rules] | None
     """The description and what it says of each module, None where the config has none; problems are noted in
     `model_fields`."""
     config = model_fields.config.get("quantization_config")
+    if config is None:  # older checkpoints of llm-compressor have it under this name, and vLLM too
+        config = model_fields.config.get("compression_config")
     if config is None:
         return None
     config = config if isinstance(config, Mapping) else {}
@@ -41,8 +50,8 @@ def read_quantization(model_fields: Fields) -> tuple[Quantization, Rules] | None
     config = {"expert_dtype": model_fields.config.get("expert_dtype"), **config}  # DeepSeek-V4 says it outside
     fields = _inner(model_fields, config, "quantization_config")
     method = fields.text("quant_method", "").lower().replace("_", "-")
-    if method.endswith("-marlin"):
-        method = method.removesuffix("-marlin")
+    method = method.removesuffix("-marlin")
+    method = SAME_METHOD.get(method, method)
     if method not in METHODS:
         known = ", ".join(name for name in METHODS)
         given = fields.text("quant_method", "")
@@ -88,9 +97,12 @@ def _kv_cache(fields: Fields) -> str:
     scheme = fields.config.get("kv_cache_scheme")
     if isinstance(scheme, Mapping):
         bits, kind = scheme.get("num_bits"), scheme.get("type")
-        return "fp8" if (bits, kind) == (8, "float") else f"{short(kind)} of {short(bits)} bits"
+        for known, name in KV_CACHES.items():
+            if (bits, kind) == known:
+                return name
+        return f"{short(kind)} of {short(bits)} bits"
     algo = fields.text("kv_cache_quant_algo", "")
-    return "fp8" if algo.upper() == "FP8" else algo[:50]
+    return algo.lower() if algo.lower() in KV_CACHES.values() else short(algo) if algo else ""
 
 
 def _fp8(fields: Fields) -> list[Group]:
@@ -133,7 +145,9 @@ def _gptq(fields: Fields) -> list[Group]:
         scheme = None if pattern.startswith("-:") else _changed(_inner(fields, own, f"dynamic.{short(pattern)}"), usual)
         groups.append(([f"re:{pattern.removeprefix('-:').removeprefix('+:')}"], scheme))
     only = fields.config.get("modules_in_block_to_quantize")
-    if not only:
+    if only is not None and not isinstance(only, list):
+        fields.problem("modules_in_block_to_quantize", f"must be a list of modules' names (got {short(only)})")
+    if not isinstance(only, list) or not only:
         return [*groups, (ALL, usual)]
     names = [name for each in only for name in (each if isinstance(each, list) else [each])]
     return [*groups, (map(str, names), usual)]
@@ -150,6 +164,8 @@ def _auto_round(fields: Fields) -> list[Group]:
     kind = fields.text("data_type", "int")
     if kind != "int":
         fields.problem("data_type", f"must be int, the one that is modelled (got {kind[:50]!r})")
+    if (bits := fields.integer("act_bits", default=16)) < 16:
+        fields.problem("act_bits", f"must be 16, the one that is modelled (got {bits})")
     usual = _integers(fields)
     groups: list[Group] = [
         ([name, f"re:{name}"] if any(sign in name for sign in "*\\[(") else [name],
@@ -163,15 +179,19 @@ def _compressed_tensors(fields: Fields) -> list[Group]:
     groups = _objects(fields, "config_groups")
     if not groups:
         fields.problem("config_groups", "must hold a group with weights: {num_bits, type, group_size}")
-    if "24" in fields.text("format", ""):
-        fields.problem("format", f"2:4 sparsity is not modelled (got {fields.text('format', '')[:50]!r})")
+    sparse = _inner(fields, _objects(fields, "sparsity_config"), "sparsity_config")
+    for of in (fields, sparse):
+        if "24" in of.text("format", "") or (of is sparse and of.text("format", "dense") != "dense"):
+            of.problem("format", f"sparsity is not modelled (got {of.text('format', '')[:50]!r})")
+    if _objects(fields, "transform_config").get("config_groups"):
+        fields.problem("transform_config", "rotations at run time are not modelled; must be empty")
     found: list[Group] = []
     for name, group in groups.items():
         inner = _inner(fields, group, f"config_groups.{short(name)}")
         if not isinstance(inner.config.get("weights"), Mapping):
             fields.problem("config_groups", "must hold a group with weights: {num_bits, type, group_size}")
             continue
-        targets = inner.config.get("targets") or ALL
+        targets = ALL if inner.config.get("targets") is None else inner.config["targets"]
         targets = [str(target) for target in targets] if isinstance(targets, list) else [str(targets)]
         # vLLM reads a class's name where it is one of torch's or its own
         for target in targets:
@@ -223,6 +243,8 @@ def _algorithm(fields: Fields) -> Scheme:
 
 
 def _quark(fields: Fields) -> list[Group]:
+    if _objects(fields, "layer_type_quant_config"):
+        fields.problem("layer_type_quant_config", "formats by class of module are not modelled; must be empty")
     groups: list[Group] = [
         ([name], _quark_scheme(_inner(fields, own, f"layer_quant_config.{short(name)}")))
         for name, own in _objects(fields, "layer_quant_config").items()
@@ -256,16 +278,30 @@ def _quark_scheme(fields: Fields) -> Scheme | None:
     return Scheme(bits, kind, _group_size(given[0], "group_size"), (), input_bits, input_kind)
 
 
+def _bitsandbytes(fields: Fields) -> list[Group]:
+    """NF4 or FP4 with an FP32 scale for 64 weights; a double-quantised scale is FP32 again once it is loaded (vLLM)."""
+    if not fields.flag("load_in_4bit", False):
+        fields.problem("load_in_4bit", "must be true; LLM.int8() splits its inputs, which is not modelled")
+    if (kind := fields.text("bnb_4bit_quant_type", "fp4")) not in ("nf4", "fp4"):
+        fields.problem("bnb_4bit_quant_type", f"must be nf4 or fp4 (got {kind[:50]!r})")
+    return [(ALL, NF4)]
+
+
 METHODS: dict[str, Callable[[Fields], list[Group]]] = {
     "auto-round": _auto_round,
     "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "fbgemm-fp8": lambda fields: [(ALL, FP8)],
     "fp8": _fp8,
     "gptq": _gptq,
     "modelopt": _modelopt,
-    "modelopt-fp4": _modelopt,
     "mxfp4": lambda fields: [(["experts"], MXFP4)],  # gpt-oss: the experts alone
+    "mxfp8": lambda fields: [(ALL, MXFP8)],
     "quark": _quark,
 }
 """quant_method, with hyphens -> what it says of modules"""
+SAME_METHOD = {"auto-awq": "awq", "auto-gptq": "gptq", "deepseek-v4-fp8": "fp8", "gpt-oss-mxfp4": "mxfp4",
+               "inc": "auto-round", "intel/auto-round": "auto-round", "modelopt-fp4": "modelopt",
+               "modelopt-mixed": "modelopt", "modelopt-mxfp8": "modelopt"}  # fmt: skip
+"""other names of vLLM's for them"""
