@@ -150,7 +150,8 @@ def _simulate(
     load = scenario.workload
     which = pools_of(requests, [site for _, site in sites])
     shortest = _shortest(kinds, [site.model for _, site in sites])
-    longest = np.array([deployment.engine.max_model_len for deployment in shortest])[which]
+    longest = np.array([deployment.engine.max_model_len for deployment in shortest])
+    longest = longest[which] if len(longest) > 1 else longest  # of ten million requests every column counts
     max_tokens = resolve_max_tokens(load, requests, longest)
     _check_lengths(shortest[0], requests, max_tokens, longest)
     streams = any(d.engine.stream_interval > 1 or not d.engine.stream_first_token for d, _ in kinds)
@@ -227,7 +228,7 @@ def _shortest(kinds: list[tuple[Deployment, Kind | EncodePool]], models: list[st
 
 
 def _check_lengths(deployment: Deployment, requests: Requests, max_tokens: np.ndarray, longest: np.ndarray) -> None:
-    """InputError if no request fits max_model_len: single ones are rejected and counted."""
+    """InputError if no request fits max_model_len: single ones are rejected and counted. longest: i8[n], or [1]."""
     need = requests.prompt_tokens.astype("i8") + np.minimum(max_tokens, requests.output_tokens)
     if (need > longest).all():
         raise InputError(

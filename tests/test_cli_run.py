@@ -89,6 +89,20 @@ def test_files_hold_the_document_and_a_row_per_request(scenario, tmp_path):
     assert {path.name for path in out.iterdir()} == {"result.json", "requests.csv"}
 
 
+def test_parquet_holds_what_csv_holds(scenario, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    out = str(tmp_path / "out")
+    assert invoke("run", scenario(), "--out", out).exit_code == 0
+    told = pandas.read_csv(f"{out}/requests.csv", keep_default_na=False, na_values={"tpot_ms": ""})
+    assert invoke("run", scenario(), "--out", out, "--parquet").exit_code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"result.json", "requests.parquet"}
+    found = pandas.read_parquet(f"{out}/requests.parquet")
+    pandas.testing.assert_frame_equal(found, told, check_dtype=False, rtol=0, atol=1e-6)
+    refused = invoke("run", scenario(), "--parquet")
+    assert (refused.exit_code, refused.stderr) == (2, "--parquet: needs --out DIR, where to save\n")
+
+
 def test_gaps_are_saved_on_demand_and_make_percentiles_exact(scenario, tmp_path):
     import numpy as np
 

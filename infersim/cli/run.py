@@ -21,6 +21,7 @@ def run(
     seed: Annotated[int | None, Option(help="Same as --set simulation.seed=N.")] = None,
     as_json: Json = False,
     out: Annotated[Path | None, Option(metavar="DIR", help="Folder for result.json and requests.csv.")] = None,
+    parquet: Annotated[bool, Option("--parquet", help="Write requests.parquet instead of requests.csv.")] = False,
     save_detailed: Annotated[
         bool, Option("--save-detailed", help="Save every inter-token gap in DIR/itls.npz.")
     ] = False,
@@ -50,8 +51,8 @@ def run(
 
     seeds = [] if seed is None else [f"simulation.seed={seed}"]
     description = load_scenario(scenario, [*(overrides or []), *seeds])
-    if save_detailed and out is None:
-        raise InputError("--save-detailed: needs --out DIR, where to save")
+    if (save_detailed or parquet) and out is None:
+        raise InputError(f"{'--parquet' if parquet else '--save-detailed'}: needs --out DIR, where to save")
     for path, option in ((report, "--report"), (chrome_trace, "--chrome-trace")):
         if path is not None:
             check_file(path, option)
@@ -60,12 +61,12 @@ def run(
     if export is not None:
         check_kind(export, out)
     if out is not None:
-        check_folder(out)
+        check_folder(out, parquet)
     go = run_until_decided if until_decided else simulate
     results = go(description, progress=_progress if sys.stderr.isatty() else None, save_detailed=save_detailed)
     with uninterrupted():
         document = with_limits(summarize(results), results[0])
-        files = write_result(out, document, results, save_detailed) if out is not None else []
+        files = write_result(out, document, results, save_detailed, parquet) if out is not None else []
         if export is not None and out is not None:
             files += _export(export, out, results[0], save_detailed)
         if chrome_trace is not None:

@@ -32,7 +32,7 @@ class Served:
     requests: np.ndarray
     """engine.state.REQUEST[n], one for each request whatever became of it"""
     rows: np.ndarray
-    """i8[n]: the fleet's row of each that completed it, or was its last"""
+    """i4 or i8[n]: the fleet's row of each that completed it, or was its last"""
     available: np.ndarray
     """f8[R]: seconds that each replica was there"""
     end: float
@@ -70,7 +70,7 @@ def serve(
         interrupted = _advance(fleet, last, progress)
         end = _end(fleet)
         route = {"policy": policy if k > 1 else None}
-        return Served(fleet.requests, np.arange(n), np.full(k, end), end, route, 0, interrupted)
+        return Served(fleet.requests, np.arange(n, dtype="i4"), np.full(k, end), end, route, 0, interrupted)
 
     from .autoscaler import Autoscaler  # simpy is for runs that need it
     from .failures import Failures

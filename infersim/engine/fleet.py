@@ -158,9 +158,11 @@ class Fleet:
         rows = np.arange(first, self.num_requests, dtype="i4")
         for r, part in parts.items():
             chain = rows[part]
+            mine: Any = (slice(first, self.num_requests), slice(first, self.num_requests - 1))  # of millions, no copies
+            mine = mine if isinstance(part, slice) else (chain, chain[:-1])
             if rank is None:
-                self._requests["rank"][chain] = self._turns(r, len(chain))
-            self._requests["next"][chain[:-1]] = chain[1:]
+                self._requests["rank"][mine[0]] = self._turns(r, len(chain))
+            self._requests["next"][mine[1]] = chain[1:]
             self._link(r, int(chain[0]), int(chain[-1]))
 
     def add(

@@ -39,17 +39,16 @@ def _counts(result: Result) -> Iterator[str]:
     if not result.interrupted and r["num_blocks"].any():
         yield "a request holds KV blocks"
     done = select(result.requests, result.completed)
-    outputs = done["num_output_tokens"].astype("i8")
+    outputs = done["num_output_tokens"]
     if (outputs != np.minimum(done["output_tokens"], done["max_tokens"])).any():
         yield "a completed request has not the tokens it was to generate"
     # every token in that was not cached, and every token out but the last ones, goes through a step; recomputation adds
     last = 1 + max(engine.jump_forward_tokens if engine.jump_forward_share > 0 else 0 for engine in engines)
-    decoded = (outputs - np.minimum(outputs, last)) * result.scenario.workload.beam_width
+    decoded = int((outputs - np.minimum(outputs, last)).sum(dtype="i8")) * result.scenario.workload.beam_width
     prompts = done["prompt_tokens"] - done["num_cached_tokens"]
     if any(engine.enable_prefix_caching for engine in engines):  # after a preemption others' text may be found as well
         prompts = np.where(done["num_preemptions"] > 0, 0, prompts)
-    needed = prompts + decoded
-    if result.num_scheduled_tokens < int(needed.sum()):
+    if result.num_scheduled_tokens < int(prompts.sum(dtype="i8")) + decoded:
         yield f"{result.num_scheduled_tokens} tokens were scheduled, fewer than completed requests needed"
     spec = result.scenario.speculation  # in flight when it was preempted or given up: tokens, and drafts with them
     ahead = 2 + max(int(ran.spec.knobs["steps_in_flight"]) for ran in result.ran)

@@ -48,35 +48,40 @@ def measure(result: Result) -> dict[str, float | None]:
     metrics: dict[str, float | None] = dict.fromkeys((*rates, *names))
     if not len(done):
         return metrics
-    outputs = done["num_output_tokens"].astype("i8")
-    ttft, e2el, generation = (
-        done["first_token"] - done["sent"],
-        done["last_token"] - done["sent"],
-        done["last_token"] - done["first_token"],
-    )
-    many = outputs > 1
-    tpot = np.divide(generation, outputs - 1, out=np.zeros(len(done)), where=many)
+    tokens, prompts = (int(done[name].sum(dtype="i8")) for name in ("num_output_tokens", "prompt_tokens"))
     duration = float(done["last_token"].max()) - result.warmup
     metrics["duration_s"] = duration
     if duration > 0:
         metrics["request_throughput"] = len(done) / duration
-        metrics["output_throughput"] = int(outputs.sum()) / duration
-        metrics["total_token_throughput"] = int(outputs.sum() + done["prompt_tokens"].sum(dtype="i8")) / duration
+        metrics["output_throughput"] = tokens / duration
+        metrics["total_token_throughput"] = (tokens + prompts) / duration
         if limits := result.scenario.slo.request_limits:
-            values = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
-            good = np.logical_and.reduce([values[metric] <= limit for metric, limit in limits.items()])
+            good = np.logical_and.reduce([seconds(done, metric) <= limit for metric, limit in limits.items()])
             metrics["request_goodput"] = int(good.sum()) / duration
-    for metric, values in (("ttft", ttft), ("tpot", tpot[many]), ("e2el", e2el)):
+    many = done["num_output_tokens"] > 1
+    for metric in ("ttft", "tpot", "e2el"):  # one after the other: of millions of requests, each takes its room
+        values = seconds(done, metric)
+        values = values[many] if metric == "tpot" and not many.all() else values
         if len(values):
             metrics[f"mean_{metric}_ms"] = float(values.mean()) * 1e3
             for name, value in zip(PERCENTILES, np.percentile(values, list(PERCENTILES.values())), strict=True):
                 metrics[f"{name}_{metric}_ms"] = float(value) * 1e3
     if gaps := int(num_gaps(done).sum()):
-        metrics["mean_itl_ms"] = float(generation[many].sum() / gaps) * 1e3
+        generation = done["last_token"] - done["first_token"]
+        metrics["mean_itl_ms"] = float((generation if many.all() else generation[many]).sum() / gaps) * 1e3
         found = _itl_percentiles(result, [float(p) for p in PERCENTILES.values()])
         for name, value in zip(PERCENTILES, [] if found is None else found, strict=found is not None):
             metrics[f"{name}_itl_ms"] = float(value) * 1e3
     return metrics
+
+
+def seconds(done: np.ndarray, metric: str) -> np.ndarray:
+    """f8[n]: the ttft, tpot (0 of one token, as for goodput) or e2el of completed requests."""
+    if metric != "tpot":
+        return done["first_token" if metric == "ttft" else "last_token"] - done["sent"]
+    gaps = done["num_output_tokens"] - 1
+    generation = done["last_token"] - done["first_token"]
+    return np.divide(generation, gaps, out=np.zeros(len(done)), where=gaps > 0)
 
 
 def num_gaps(requests: np.ndarray) -> np.ndarray:
@@ -89,11 +94,7 @@ def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarra
     """The quantiles of each metric (ms) at the shares f8[n] in [0, 1]; a metric without values is left out."""
     done = result.done
     many = done[done["num_output_tokens"] > 1]
-    values = {
-        "ttft": done["first_token"] - done["sent"],
-        "tpot": (many["last_token"] - many["first_token"]) / np.maximum(many["num_output_tokens"] - 1, 1),
-        "e2el": done["last_token"] - done["sent"],
-    }
+    values = {"ttft": seconds(done, "ttft"), "tpot": seconds(many, "tpot"), "e2el": seconds(done, "e2el")}
     found = {name: np.quantile(column, shares) * 1e3 for name, column in values.items() if len(column)}
     gaps = _itl_percentiles(result, (shares * 100).tolist()) if num_gaps(done).any() else None
     if gaps is not None:
@@ -104,13 +105,8 @@ def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarra
 def attainment(result: Result) -> dict[str, float]:
     """The share of the measured requests that is within each limit of one request (`ttft`, `tpot`, `e2el`)."""
     done = result.done
-    values = {
-        "ttft": done["first_token"] - done["sent"],
-        "tpot": (done["last_token"] - done["first_token"]) / np.maximum(done["num_output_tokens"] - 1, 1),
-        "e2el": done["last_token"] - done["sent"],
-    }
     limits = result.scenario.slo.request_limits
-    return {name: float((values[name] <= limit).mean()) for name, limit in limits.items()} if len(done) else {}
+    return {name: float((seconds(done, name) <= limit).mean()) for name, limit in limits.items()} if len(done) else {}
 
 
 def measured_gaps(result: Result) -> np.ndarray | None:

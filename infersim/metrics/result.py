@@ -151,9 +151,9 @@ class Result:
             return REJECTION_REASONS
         return REJECTION_REASONS | {QUEUE_FULL: "a replica had max_num_queued_reqs or max_num_queued_tokens (HTTP 503)"}
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def columns(self, rows: slice = slice(None)) -> dict[str, np.ndarray]:
         """One row per request, as written to requests.csv; NaN where something never happened."""
-        r = self.requests
+        r = self.requests[rows]
         tenants = self.scenario.workload.tenants or {}
         reasons = np.array(["", *self.rejection_reasons.values()])  # reasons are numbered from 1
         status = np.full(len(r), "unfinished")
@@ -164,9 +164,9 @@ class Result:
             return np.where(r[name] >= 0, r[name], np.nan)
 
         sent, first, last, outputs = time("sent"), time("first_token"), time("last_token"), r["num_output_tokens"]
-        done = np.where(self.completed, 1.0, np.nan)
+        done = np.where(r["status"] == COMPLETED, 1.0, np.nan)
         return {
-            "request_id": self.request_ids,
+            "request_id": self.request_ids[rows],
             "status": status,
             "reason": reasons[r["reason"]],
             "arrival_s": r["arrival"],
@@ -178,23 +178,27 @@ class Result:
             "output_tokens": outputs,
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
-            **(self._cached() if self.engine.kv_offloading_size else {}),
-            **({} if self.tenant is None else {"tenant": np.array(list(tenants))[self.tenant]}),
-            **({} if self.model is None else {"model": np.array(self.models)[self.model]}),
-            **self.route_columns,
+            **(_cached(r) if self.engine.kv_offloading_size else {}),
+            **({} if self.tenant is None else {"tenant": np.array(list(tenants))[self.tenant[rows]]}),
+            **({} if self.model is None else {"model": np.array(self.models)[self.model[rows]]}),
+            **{name: column[rows] for name, column in self.route_columns.items()},
             "ttft_ms": (first - sent) * 1e3,
             "tpot_ms": (last - first) * done * 1e3 / np.where(outputs > 1, outputs - 1, np.nan),
             "e2el_ms": (last - sent) * done * 1e3,
         }
-
-    def _cached(self) -> dict[str, np.ndarray]:
-        """Prompt tokens of each request that stood in the cache when it was first scheduled, by tier."""
-        cpu, disk = self.requests["num_cpu_cached_tokens"], self.requests["num_disk_cached_tokens"]
-        gpu = self.requests["num_cached_tokens"] - cpu - disk
-        return {"gpu_cached_tokens": gpu, "cpu_cached_tokens": cpu, "disk_cached_tokens": disk}
 
     def to_pandas(self) -> "pandas.DataFrame":
         """`columns` as a table."""
         import pandas
 
         return pandas.DataFrame(self.columns())
+
+
+def _cached(r: np.ndarray) -> dict[str, np.ndarray]:
+    """Prompt tokens of each request that stood in the cache when it was first scheduled, by tier."""
+    cpu, disk = r["num_cpu_cached_tokens"], r["num_disk_cached_tokens"]
+    return {
+        "gpu_cached_tokens": r["num_cached_tokens"] - cpu - disk,
+        "cpu_cached_tokens": cpu,
+        "disk_cached_tokens": disk,
+    }
