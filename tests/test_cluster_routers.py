@@ -5,10 +5,12 @@ import pytest
 from shared import SHARED, needs_shared
 
 from infersim.cluster.clients import Clients
+from infersim.cluster.clock import Clock
 from infersim.cluster.front import Front
 from infersim.cluster.prefixes import PrefixIndex, PrefixTree
 from infersim.cluster.routers import POLICIES
 from infersim.cluster.serve import serve
+from infersim.cluster.signals import Signals
 from infersim.cluster.site import Site
 from infersim.cluster.static import assign, draws
 from infersim.config.cluster import Cluster
@@ -184,6 +186,32 @@ def test_a_stale_report_is_what_was_true_then():
     done = serve_all({"router": router}, [server_of()] * 2, requests_of(arrival, [100, 100, 1, 1, 1, 1]))
     # until 10 s both look empty and take turns; at 10 s replica 0 still has two requests, replica 1 one
     assert done["replica"].tolist() == [0, 1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("policy", ["least-outstanding", "kv-aware"])
+def test_reports_that_would_say_the_same_are_left_out(policy, monkeypatch):
+    """Much of the time nothing happens: the same choices as with every report made, from a third of them."""
+    cluster = {"replicas": 3, "router": {"policy": policy, "signal_age": 0.002}}
+    scenario = scenario_of(cluster, num_requests=200, request_rate=0.5, turns=3, think_time=1)
+    made, report = [0], Signals.report
+
+    def count(signals):
+        made[0] += 1
+        report(signals)
+
+    monkeypatch.setattr(Signals, "report", count)
+    some = run(scenario)[0]
+    few, made[0] = made[0], 0
+    next_report = Clock._next_report
+    monkeypatch.setattr(
+        Clock,
+        "_next_report",
+        lambda clock, until, reported, _, *others: next_report(clock, until, reported, [False], *others),
+    )
+    every = run(scenario)[0]
+    for name in ("replica", *TIMES):
+        assert np.array_equal(some.requests[name], every.requests[name]), name
+    assert 3 * few < made[0]
 
 
 def test_prefix_index_remembers_the_longest_common_prefix():

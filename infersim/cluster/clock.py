@@ -54,19 +54,26 @@ class Clock(simpy.Environment):
         """
         advance, peek, step = self.fleet.advance, self.peek, self.step
         reported = [-1] * len(self._reports)
+        unchanged = [False] * len(self._reports)  # since the report, as far as is known
         count = 0
         while True:
             until = peek()
-            due, reporting = self._next_report(until, reported, bool(events)) if reported else (0, -1)
-            if reporting >= 0:
-                until = due * self._reports[reporting][0]
+            due, reporting = -1, -1
+            if reported:
+                busy = self.fleet.next_time() if until == math.inf or any(unchanged) else -math.inf
+                due, reporting = self._next_report(until, reported, unchanged, bool(events), busy)
+                if reporting >= 0:
+                    until = due * self._reports[reporting][0]
+                unchanged = [same and reporting >= 0 and busy >= until for same in unchanged]
             found = advance(until, events)
             if len(found):
+                unchanged = [False] * len(reported)
                 for time, row, _, kind in found.tolist():
                     self._now = max(self._now, time)
                     handle(time, row, kind)
             elif reporting >= 0:
                 reported[reporting] = due
+                unchanged[reporting] = True
                 self._reports[reporting][1]()
             elif until == math.inf or (not self._ahead and self._is_over(until)):
                 return
@@ -82,20 +89,22 @@ class Clock(simpy.Environment):
         """Only watches are left, and nothing that they could see: later than now, every replica idle, and no hope."""
         return until > self._now and self.fleet.next_time() == math.inf and not self.hope()
 
-    def _next_report(self, until: float, reported: list[int], eventful: bool) -> tuple[int, int]:
+    def _next_report(
+        self, until: float, reported: list[int], unchanged: list[bool], eventful: bool, busy: float
+    ) -> tuple[int, int]:
         """(k, which report) of the first that is due by `until`, before which nothing else happens; -1 if none is.
 
-        Where the fleet's events decide nothing, only the last report before `until` matters.
+        Where the fleet's events decide nothing, only the last report before `until` matters. busy: when the fleet does
+        something next, -inf if that was not looked up; until then a report says what the last one did, if nothing has
+        changed since.
         """
-        busy = self.fleet.next_time() if until == math.inf else math.inf
-        if until == busy == math.inf:
+        if until == math.inf and (busy == math.inf or not eventful):
             return 0, -1
         first, found = math.inf, (0, -1)
         for which, (interval, _) in enumerate(self._reports):
-            due = math.floor((self._now if eventful or until == math.inf else until) / interval)
-            due = max(due, reported[which] + 1)
-            if busy < math.inf:
-                due = max(due, math.ceil(busy / interval))
+            if unchanged[which]:
+                reported[which] = max(reported[which], math.floor(min(busy, until) / interval))
+            due = reported[which] + 1 if eventful else max(math.floor(until / interval), reported[which] + 1)
             if due * interval <= until and due * interval < first:
                 first, found = due * interval, (due, which)
         return found

@@ -373,15 +373,8 @@ class Fleet:
 
     def next_time(self) -> float:
         """When the next of the replicas does something, as far as they know now (s): inf if never."""
-        head = self.replicas["pending_head"]
-        queues = (self.schedulers["num_running"] + self.schedulers["num_waiting"]).reshape(len(self.replicas), -1)
-        idle = (self.replicas["in_flight"] == 0) & ((self.replicas["blocked"] != 0) | ~queues.any(axis=1))
-        waking = (
-            np.where(head >= 0, self._requests["arrival"][np.maximum(head, 0)], np.inf)
-            if len(self._requests)
-            else np.inf
-        )
-        return float(np.min(np.where(idle, np.maximum(waking, self.replicas["now"]), self.replicas["now"])))
+        self._command(interface.LOOK_AHEAD, 0, 0.0)
+        return float(self.due[1])
 
     def advance(self, until: float = np.inf, events: int = 0) -> np.ndarray:
         """Advance every replica to `until` (s), or to the first event of the mask `events`; returns the events.

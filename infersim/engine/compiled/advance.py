@@ -1,7 +1,7 @@
 """All replicas of a fleet over time, one after another or in turns. Compiled; the one entry to the compiled code."""
 
 from .commands import abort, match, release, reserve
-from .interface import ABORT, ADVANCE, MATCH, RELEASE, RESERVE
+from .interface import ABORT, ADVANCE, LOOK_AHEAD, MATCH, RELEASE, RESERVE
 from .njit import compiled, inlined
 from .output import update_from_output
 from .replica import INFINITY, next_time, start_step
@@ -61,6 +61,8 @@ def advance(a):
         call.done = release(a, call.subject, call.until)
     elif call.command == MATCH:
         call.done = match(a, call.subject)
+    elif call.command == LOOK_AHEAD:
+        plant(a)
     if call.command != ADVANCE:
         return
     if call.event_mask:

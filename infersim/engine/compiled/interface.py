@@ -24,8 +24,8 @@ from .state import (
 PREFILL_DONE, FINISHED, TURNED_AWAY = 1, 2, 4
 EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind", "i4")], align=True)
 
-# What the compiled loop is asked to do: go on, or one thing to one request at the moment `until`.
-ADVANCE, ABORT, RESERVE, RELEASE, MATCH = range(5)
+# What the compiled loop is asked to do: go on, one thing to one request at the moment `until`, or fill `due`.
+ADVANCE, ABORT, RESERVE, RELEASE, MATCH, LOOK_AHEAD = range(6)
 
 # All that the compiled loop reads and writes: name, type of an element, and shape, whose names are fields of CALL.
 ARRAYS = {
