@@ -266,7 +266,7 @@ def test_what_is_not_understood_is_refused_by_name(quantization, line):
     [
         ({"quant_method": "awq", "bits": 3, "group_size": 128}, "int weights of 3 bits in groups of 128"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "float weights of 8 bits in blocks of 64 x 64"),
-        (compressed(FLOAT8, kv_cache_scheme={"num_bits": 4, "type": "float"}), "its KV cache in 'float' of 4 bits"),
+        (compressed(FLOAT8, kv_cache_scheme={"num_bits": 2, "type": "float"}), "its KV cache in 'float' of 2 bits"),
     ],
 )
 def test_a_format_that_is_not_modelled_needs_another(quantization, line):
