@@ -444,3 +444,17 @@ def test_a_vision_tower_takes_memory_and_a_profile_run():
     plain, seeing = (memory_waterfall(replace(placed, model=m), deployed.engine) for m in (text, both))
     assert seeing.weights_bytes - plain.weights_bytes == 2 * both.vision.num_params
     assert seeing.num_gpu_blocks < plain.num_gpu_blocks
+
+
+@needs_shared
+def test_a_served_vision_model_has_the_blocks_that_vllm_logged():
+    """Two RTX 3090: "GPU KV cache size: 302,921 tokens", 2.31 requests of 131,072 and 4.99 GiB (a public deployment,
+    2026-08, prefix caching on): 208 blocks, of which a request takes 84 and two states of each of three groups."""
+    engine = Engine(preset="vllm-0.33", gpu_memory_utilization=0.92, max_model_len=131072, max_num_seqs=2,
+                    max_num_batched_tokens=8192, enable_prefix_caching=True)  # fmt: skip
+    precision, two = Precision(weights="fp8_block", kv_cache="fp8"), Parallelism(tensor=2)
+    model = str(SHARED / "cases/qwen35_27b")
+    memory = deploy(model, load_hardware("rtx-3090"), precision, two, engine).memory
+    assert (memory.block_size, memory.num_gpu_blocks) == (1568, 208)
+    assert int(memory.max_concurrency * 131072) == 302_921
+    assert memory.kv_bytes / 2**30 == pytest.approx(4.99, abs=0.02)

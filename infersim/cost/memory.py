@@ -281,10 +281,22 @@ def activation_terms(placement: Placement, engine: ResolvedEngine) -> dict[str, 
 
 
 def _vision_terms(vision: Vision, tensor: int, width: float) -> dict[str, float]:
-    """Bytes alive in the MLP of the encoder's block, beside its input and residual; it is cut as the text model is."""
-    inner = vision.intermediate_size / tensor * width * vision.patches
-    patches = {"patches": 2 * vision.hidden_size * width * vision.patches}
-    return patches | {"encoder's up_proj": inner * (2 if vision.gated else 1), "encoder's activation": inner}
+    """Bytes alive in a block of the encoder, at the wider of the ends of its attention and its MLP, which are cut as
+    the text model is: input, residual and norm beside what the block makes (vLLM 0.32, models/qwen3_vl.py: names that a
+    Python frame holds are not freed; queries and keys are copied, then turned; an all-reduce is not in place)."""
+    patch, h = vision.patches * width, vision.hidden_size
+    kept = {"pixels": patch * vision.pixels, "patches": 2 * patch * h, "encoder's o_proj": patch * h}
+    kept |= {"position embeddings": patch * h} if vision.positions else {}
+    kept |= {"encoder's all-reduce": patch * h} if tensor > 1 else {}
+    attention = {"encoder's qkv_proj": 3 * patch * h / tensor, "encoder's attention": patch * h / tensor}
+    attention |= {"encoder's queries and keys": 4 * patch * h / tensor} if vision.rotary else {}
+    inner = patch * vision.intermediate_size / tensor
+    mlp = {"encoder's up_proj": inner * (1 + vision.gated), "encoder's activation": inner}
+    if sum(attention.values()) + patch * h * (1 + (tensor > 1)) >= sum(mlp.values()):
+        return kept | attention
+    del kept["encoder's o_proj"]
+    kept.pop("encoder's all-reduce", None)
+    return kept | mlp
 
 
 def _layer_terms(layer: Layer, h: int) -> dict[str, float]:
@@ -315,7 +327,8 @@ def _num_graphs(engine: ResolvedEngine) -> int:
 
 
 def _blocks_of_longest(groups: tuple[KVGroup, ...], block_size: int, engine: ResolvedEngine) -> int:
-    """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, and a block more.
+    """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, and a block more; a
+    state that is cached a second one, the newest kept (vLLM's MambaSpec.max_memory_usage_bytes, mode align).
 
     A buddy allocator gives powers of two.
     """
@@ -325,6 +338,7 @@ def _blocks_of_longest(groups: tuple[KVGroup, ...], block_size: int, engine: Res
         if group.window > 1:
             tokens = min(tokens, group.window - 1 + engine.max_num_batched_tokens)
         more = 1 if group.window > 1 and tokens < engine.max_model_len else 0
+        more += group.window == 1 and engine.enable_prefix_caching
         blocks += group.tables * (math.ceil(tokens / block_size) + more)
     return 1 << (blocks - 1).bit_length() if engine.allocator == "buddy" else blocks
 

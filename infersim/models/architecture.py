@@ -191,7 +191,8 @@ class Quantization:
 @dataclass(frozen=True)
 class Vision:
     """The vision tower beside a text model (models/vision.py): parameters, width and MLP of its blocks, and the largest
-    image, in patches that it encodes and tokens that the text model gets of it."""
+    image, in patches that it encodes and tokens that the text model gets of it. `pixels`: numbers of one patch.
+    `rotary`: its queries and keys are turned. `positions`: an embedding for each patch, kept beside the blocks."""
 
     num_params: int
     hidden_size: int
@@ -199,6 +200,9 @@ class Vision:
     gated: bool
     patches: int
     tokens: int
+    pixels: int = 0
+    rotary: bool = False
+    positions: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,12 @@ def _qwen(fields: Fields, family: str) -> Vision:
     depth, out = fields.integer("depth", default=27), fields.integer("out_hidden_size", default=3584)
     patch, merge = fields.integer("patch_size", default=16), fields.integer("spatial_merge_size", default=2) ** 2
     gated = family == "qwen2_5_vl"
-    embedding = 3 * patch * patch * h * fields.integer("temporal_patch_size", default=2)
-    embedding += h * fields.integer("num_position_embeddings", default=0, least=0)
+    pixels = 3 * patch * patch * fields.integer("temporal_patch_size", default=2)
+    positions = fields.integer("num_position_embeddings", default=0, least=0)
+    embedding = (pixels + positions) * h
     mergers = 1 + len(fields.integers("deepstack_visual_indexes"))
     params = embedding + _encoder(h, f, depth, gated) + mergers * merge * h * (merge * h + out)
-    return Vision(params, h, f, gated, QWEN_TOKENS * merge, QWEN_TOKENS)
+    return Vision(params, h, f, gated, QWEN_TOKENS * merge, QWEN_TOKENS, pixels, True, positions > 0)
 
 
 def _vit(fields: Fields, config: Mapping[str, Any], gated: bool) -> Vision:
@@ -61,4 +62,5 @@ def _vit(fields: Fields, config: Mapping[str, Any], gated: bool) -> Vision:
         projector, tokens = (merge * h * h if merge > 1 else 0) + out * (h + out), patches // merge
     else:
         projector, tokens = h * out + patches * h, int(config.get("mm_tokens_per_image") or 256)
-    return Vision(3 * patch * patch * h + _encoder(h, f, depth, gated) + projector, h, f, gated, patches, tokens)
+    pixels = 3 * patch * patch
+    return Vision(pixels * h + _encoder(h, f, depth, gated) + projector, h, f, gated, patches, tokens, pixels, gated)
