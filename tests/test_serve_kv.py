@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from served import MODEL, Served, idle, scenario
 
+from infersim.run import simulate
+from infersim.serve import outcome
+
 msgspec = pytest.importorskip("msgspec")
 zmq = pytest.importorskip("zmq")
 
@@ -156,3 +159,96 @@ def test_adapters_and_salts_are_extra_keys():
     assert (event["lora_name"], event["medium"], event["group_idx"]) == ("sql", "GPU", 0)
     assert event["extra_keys"] == [["sql", "mine"], ["sql"]]
     assert event["token_ids"] == [1] * 32
+
+
+def pools(prefill=1, decode=1, **transfer):
+    link = {"bandwidth": "10 GB/s", "latency": "1 ms"} | transfer
+    return {"prefill": {"replicas": prefill}, "decode": {"replicas": decode}, "transfer": link}
+
+
+def first_hop(served, prompt, **more):
+    """The side-car's request to a prefill replica, and its answer's parameters."""
+    nothing = {f"remote_{name}": None for name in ("engine_id", "block_ids", "host", "port")}
+    wish = {"do_remote_decode": True, "do_remote_prefill": False} | nothing
+    body = {"prompt": prompt, "max_tokens": 1, "stream": False, "kv_transfer_params": wish} | more
+    status, data, _ = served.ask("POST", "/v1/completions", body, port=served.port + 1)
+    assert status == 200, data
+    return json.loads(data)["kv_transfer_params"]
+
+
+def test_the_side_cars_two_hops():
+    """What llm-d's routing side-car does: blocks stay where they were computed until they have been pulled, the first
+    token comes after their bytes went over the link, and the decode replica computes one token of the prompt."""
+    with Served(scenario(cluster=pools(bandwidth="1 GB/s")), ports=True) as served:
+        prompt = list(range(2000))
+        said = first_hop(served, prompt)
+        assert said["do_remote_prefill"] is True
+        assert {"remote_engine_id", "remote_block_ids", "remote_host", "remote_port", "tp_size"} <= said.keys()
+        assert len(said["remote_block_ids"][0]) == 125
+        fleet = served.live.fleet
+        assert fleet.schedulers["free_blocks"][1] == fleet.knobs["num_gpu_blocks"][1] - 1 - 125
+        steps = int(fleet.replicas["num_scheduled_tokens"][0])
+        began = time.perf_counter()
+        whole = served.post("/v1/completions", prompt=prompt, max_tokens=5, ignore_eos=True, kv_transfer_params=said)
+        assert 0.26 < time.perf_counter() - began < 3  # the client waited as long, and no timer went off late
+        assert whole["usage"]["completion_tokens"] == 5
+        assert int(fleet.replicas["num_scheduled_tokens"][0]) - steps == 5  # the last of the prompt, and four of output
+        size = 125 * 16 * 2 * 32 * 8 * 128 * 2  # keys and values of 32 layers, 8 heads of 128, bf16
+        ttft = whole["metrics"]["time_to_first_token_ms"] / 1e3
+        assert size / 1e9 + 0.001 < ttft < size / 1e9 + 0.001 + 0.1
+        idle(served)  # every block is free, on both
+        status, data, _ = served.ask("POST", "/v1/completions", {"prompt": prompt, "kv_transfer_params": said})
+        assert (status, "no replica keeps" in json.loads(data)["error"]["message"]) == (500, True)
+    with Served(scenario()) as served:
+        assert served.ask("POST", "/v1/completions", {"prompt": "a", "kv_transfer_params": said})[0] == 400
+
+
+def test_kept_blocks_are_freed_whatever_becomes_of_them():
+    """Nobody comes for them, who came goes away while they are on their way, either replica dies."""
+    with Served(scenario(cluster=pools(bandwidth="0.2 GB/s")), ports=True) as served:
+        first_hop(served, list(range(500)))
+        served.post("/simulate/speed", speed=1000)
+        idle(served)  # the lease is over
+        served.post("/simulate/speed", speed=1)
+        for crash in (None, 0, 1):
+            said = first_hop(served, list(range(1000 + 100 * (crash or 0), 3000)))
+            body = {"prompt": list(range(1000, 3000)), "max_tokens": 50, "kv_transfer_params": said, "stream": True}
+            answer = []
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                done = pool.submit(served.ask, "POST", "/v1/completions", body, {"X-Request-Id": "one"})
+                while not served.live.num_live:
+                    time.sleep(0.005)
+                time.sleep(0.1)
+                if crash is None:
+                    served.ask("POST", "/abort_requests", {"request_ids": ["cmpl-one"]})
+                else:
+                    served.post("/simulate/crash", replica=crash, duration=0.01)
+                answer = done.result(20)
+            assert answer[0] == (200 if crash is None else 503)
+            idle(served)
+            assert not served.live.hand_over.coming
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("router", ["round-robin", "least-outstanding"])
+def test_pools_behind_one_port_are_the_pools_of_a_run(router):
+    """Recorded and run offline: the same hand-overs, to the clock's resolution; at least while memory is enough."""
+    cluster = pools(2, 2)
+    cluster["prefill"]["router"] = cluster["decode"]["router"] = router
+    spec = scenario(cluster=cluster)
+    random = np.random.default_rng(5)
+    with Served(spec) as served:
+        with concurrent.futures.ThreadPoolExecutor(40) as pool:
+            for _ in range(40):
+                body = {"prompt": random.integers(0, 9, int(random.integers(20, 3000))).tolist(), "ignore_eos": True}
+                pool.submit(served.post, "/v1/completions", max_tokens=int(random.integers(2, 40)), **body)
+                time.sleep(float(random.exponential(0.02)))
+        idle(served)
+        _, requests = outcome.traffic(served.live)
+        live = outcome.result(served.live)
+    again = simulate(spec, requests)
+    assert len(live.requests) == 40
+    for name in ("num_output_tokens", "prompt_tokens", "replica"):
+        np.testing.assert_array_equal(again.requests[name], live.requests[name], name)
+    for name in ("arrival", "scheduled", "first_token", "last_token"):
+        np.testing.assert_allclose(again.requests[name], live.requests[name], atol=1e-6, err_msg=name)

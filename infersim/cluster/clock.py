@@ -47,6 +47,12 @@ class Clock(simpy.Environment):
         """`action` at `time`, or now if that is past."""
         self.at(time).callbacks.append(lambda _: action())
 
+    def reach(self, time: float) -> None:
+        """What is due by `time`, to which somebody else has advanced the fleet, happens."""
+        while self.peek() <= time:
+            self.step()
+        self._now = max(self._now, time)
+
     def play(self, events: int, handle: Callable[[float, int, int], None], look: Callable[[], None]) -> None:
         """To the end: nothing is left to happen. `handle(time, row, kind)` gets the fleet's events of the mask.
 

@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from ..config.cluster import Cluster
+from ..config.cluster import Cluster, Transfer
 from ..engine.compiled.state import COMPLETED
 from ..engine.fleet import Fleet
 from ..workload.requests import Requests
@@ -19,6 +19,20 @@ from .front import Front
 from .link import Link
 from .pool import Pool
 from .site import Site
+
+
+def kv_bytes(fleet: Fleet, site: Site, replica: int, tokens: int, blocks: int) -> float:
+    """Bytes of a prompt's KV of which `blocks` are to come to a replica, itself a `site`."""
+    ranks = int(fleet.call["ranks"][0])
+    filled = -(-tokens // int(fleet.knobs["block_size"][replica])) * int(
+        fleet.schedulers["num_tables"][replica * ranks]
+    )
+    return min(blocks, filled) * site.block_bytes  # a piece for all that may come is mostly empty
+
+
+def left_to_send(transfer: Transfer, size: float, site: Site, bandwidth: float, meanwhile: float) -> float:
+    """Of so many bytes: all, or with overlap what did not go in the seconds while the prompt was computed."""
+    return size if transfer.overlap == "none" else max(size / site.num_layers, size - bandwidth * meanwhile)
 
 
 class HandOver(Front):
@@ -140,16 +154,11 @@ class HandOver(Front):
             self.prefill.drain(clock.now)
 
     def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
-        """What still has to be sent: all, or with overlap what did not go while the prompt was computed."""
-        tokens, block_size = int(self.requests.prompt_tokens[i]), int(self.fleet.knobs["block_size"][replica])
-        ranks = int(self.fleet.call["ranks"][0])
-        filled = -(-tokens // block_size) * int(self.fleet.schedulers["num_tables"][replica * ranks])
-        size = min(blocks, filled) * self.sites[replica].block_bytes  # a piece for all that may come is mostly empty
+        """What still has to be sent of request i."""
+        size = kv_bytes(self.fleet, self.sites[replica], replica, int(self.requests.prompt_tokens[i]), blocks)
         self.bytes += size
-        if self.transfer.overlap == "none":
-            return size
         meanwhile = self.computed[i] - float(self.fleet.requests["scheduled"][row])
-        return max(size / self.sites[replica].num_layers, size - self.link.bandwidth * meanwhile)
+        return left_to_send(self.transfer, size, self.sites[replica], self.link.bandwidth, meanwhile)
 
     def _make_room(self, replica: int) -> None:
         """Blocks may have become free: hand-overs that wait for them go on, in order."""

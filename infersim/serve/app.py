@@ -203,7 +203,8 @@ class Endpoint:
             raise ApiError(503, f"{MOST_LIVE} requests are being served", retry_after=1)
         came = await self.gate.enter(replicas)
         reply = shape(self.live, ask, self.tokenizer)
-        self._submit(reply, replicas, came)
+        asks = self._asks(ask, came)
+        self._submit(reply, asks, replicas)
         self.replies[ask.id] = reply
         return Streamed(reply, self) if ask.stream else await self._whole(reply, request)
 
@@ -215,23 +216,43 @@ class Endpoint:
         if self.error_rate and self._random.random() < self.error_rate:
             raise ApiError(self.error_status, "this error was asked for by /simulate/errors", retry_after=1)
 
-    def _submit(self, reply: Reply, replicas: list[int], came: float) -> None:
-        live, ask, asks = self.live, reply.ask, []
+    def _asks(self, ask: Generation, came: float) -> list[tuple[list[int], Ask]]:
+        """What is asked of the engine: for each choice its prompt's ids and the request."""
+        asks = []
         for ids in ask.prompts:
             names, lengths = names_of(ids, ask.salt or ask.model)
             for _ in range(ask.n):
-                asks.append((ids, self._ask(ask, len(ids), came), names, lengths))
-        for ids, one, names, lengths in asks:
-            one.names, one.lengths = names, lengths
-            replica = replicas[0]
+                one = self._ask(ask, len(ids), came)
+                one.names, one.lengths = names, lengths
+                asks.append((ids, one))
+        if ask.transfer:
+            first, kept = asks[0][1], self.live.hand_over
+            if kept is None:
+                raise ApiError(400, "kv_transfer_params: the scenario has no prefill and decode pools")
+            first.hold = bool(ask.transfer.get("do_remote_decode"))
+            if ask.transfer.get("do_remote_prefill"):
+                first.pull = str(ask.transfer.get("remote_request_id"))
+                if first.pull not in kept.held:
+                    raise ApiError(500, "KV load failure: no replica keeps the blocks of remote_request_id")
+        return asks
+
+    def _submit(self, reply: Reply, asks: list[tuple[list[int], Ask]], replicas: list[int]) -> None:
+        live = self.live
+        for ids, one in asks:
+            replica, begin = replicas[0], live.submit
             if self.base_port is None and len(replicas) > 1:
-                chosen = live.choose(one, self._base(ask.model))
+                live.now()
+                chosen = None
+                if live.door.hands_over and not reply.ask.transfer:
+                    chosen, begin = live.choose(one, prefill=True), live.relay
+                if chosen is None:
+                    chosen, begin = live.choose(one), live.submit
                 replica = -1 if chosen is None else chosen
             if replica < 0 or not live.ready(replica):
                 reply.leave()
                 raise ApiError(503, "no replica is there", retry_after=1)
             choice = reply.add(ids)
-            choice.row = live.submit(one, replica, reply.listener(choice), reply.all_ids(choice))
+            choice.row = begin(one, replica, reply.listener(choice), reply.all_ids(choice))
 
     def _base(self, model: str) -> str:
         """The model itself, or that of an adapter: the first there is."""
@@ -258,6 +279,7 @@ class Endpoint:
             output = self.live.output_tokens(most, ask.min_tokens, exact)
         held = came if self.gate.limit else None
         more = {"priority": ask.priority, "session": ask.session, "model": ask.model, "salt": ask.salt}
+        more["base"] = self._base(ask.model)
         return Ask(prompt, output, most, came=held, **more)  # type: ignore[arg-type]
 
     async def _whole(self, reply: Reply, request: Request) -> Response:

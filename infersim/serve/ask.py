@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass
@@ -20,6 +21,10 @@ class Row:
     """what it asked for: a model or an adapter"""
     salt: str = ""
     """of its prefix cache"""
+    asked: float = 0.0
+    """when it came (simulated s)"""
+    at_once: bool = False
+    """it is told in the middle of an advance, not when the wall's clock is there"""
 
 
 @dataclass
@@ -35,6 +40,24 @@ class Ask:
     priority: int = 0
     session: str = ""
     model: str = ""
+    base: str = ""
+    """the model itself, or that of an adapter"""
     salt: str = ""
+    hold: bool = False
+    """its blocks are kept when it has ended"""
+    pull: str | None = None
+    """the request that has computed its prompt"""
     came: float | None = None
     """when it came to the front door, if that held it back (simulated s)"""
+
+
+class Watcher(Protocol):
+    """Is told when the fleet has gone on, and tells others what its caches hold (kv_events)."""
+
+    def look(self) -> None: ...
+
+    def cleared(self, r: int) -> None: ...
+
+    def sources(self, replicas: list[int]) -> dict[str, dict[str, Any]]: ...
+
+    async def close(self) -> None: ...

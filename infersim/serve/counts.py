@@ -84,11 +84,11 @@ class Counts:
         self.histograms["iteration_tokens_total"].add_one(scheduled - self._scheduled)
         self._scheduled = scheduled
 
-    def end(self, request: np.void, finish: str) -> None:
-        """A request has ended: a state.REQUEST."""
+    def end(self, request: np.void, finish: str, sent: float) -> None:
+        """A request has ended: a state.REQUEST that came at `sent` s."""
         self.finished[finish] += 1
         outputs, prompt = int(request["num_output_tokens"]), int(request["prompt_tokens"])
-        sent, scheduled = float(request["sent"]), float(request["scheduled"])
+        scheduled = float(request["scheduled"])
         first, last = float(request["first_token"]), float(request["last_token"])
         if scheduled >= 0:
             self.prompt_tokens += prompt

@@ -4,33 +4,29 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infersim.cluster.prefixes import PrefixTree
-from infersim.cluster.routers import Router
-from infersim.cluster.signals import Signals
+from infersim.cluster.clock import Clock as Processes
 from infersim.config.cluster import Kind
-from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
 from infersim.deployment import deployments_of, served_name
 from infersim.engine.compiled.interface import FINISHED, PREFILL_DONE, TURNED_AWAY
-from infersim.engine.compiled.state import COMPLETED, REJECTED
+from infersim.engine.compiled.state import ABORTED, COMPLETED, REJECTED
 from infersim.engine.fleet import Fleet
 from infersim.run import sites_of
 from infersim.workload.acceptance import acceptance_table
 from infersim.workload.draws import generator
 from infersim.workload.lengths import draw_lengths
-from infersim.workload.requests import Requests
 
-from .ask import Ask, Row
+from .ask import Ask, Row, Watcher
 from .clock import Clock
 from .counts import Counts
-
-if TYPE_CHECKING:
-    from .kv_events import KvEvents
+from .door import Door
+from .hand_over import HandOver
+from .refused import refuse
 
 EVENTS = PREFILL_DONE | FINISHED | TURNED_AWAY
 CHUNK = 4096  # draws made at a time
@@ -46,7 +42,7 @@ class Live:
 
     def __init__(self, scenario: Scenario, speed: float, loop: asyncio.AbstractEventLoop):
         self.scenario, self.loop = scenario, loop
-        _refuse(scenario)
+        refuse(scenario)
         self.kinds = deployments_of(scenario)
         sites = sites_of(scenario, self.kinds)
         self.specs = [spec for spec, _ in sites]
@@ -75,6 +71,7 @@ class Live:
         self._arrays: list[np.ndarray | None] = [None] * k
         self._seen = np.zeros(1024, "i4")
         self._last = np.zeros(1024)
+        self._asked = np.zeros(1024)
         self._ends = self.fleet.replicas["last_end"].copy()
         self._outbox: list[tuple[float, int, list[tuple[Row, int, str | None]]]] = []
         self._posted = 0
@@ -89,41 +86,22 @@ class Live:
         self.down: dict[int, float] = {}
         """replicas that are not there, and when they will be (simulated s)"""
         self._outputs: list[int] = []
-        self._probe = -1
-        self._probe_for: Ask | None = None
-        self._matched: Ask | None = None
         self._random = generator(scenario.simulation.seed, "output_tokens")
-        self._sessions: dict[str, int] = {}
         self.lost_rows: list[int] = []
         self.came: dict[int, float] = {}
         """of rows that the front door held back: when their request came (simulated s)"""
-        self.events: KvEvents | None = None
+        self.events: Watcher | None = None
         """who tells what caches hold"""
         self.freed: Callable[[], None] = lambda: None
         """is told when requests have ended"""
         self.aborted = self.finished = 0
-        self.pools = {name: self._router(name, sites) for name in dict.fromkeys(self.models)}
-
-    def _router(self, model: str, sites: list) -> Router:
-        members = np.array([r for r, name in enumerate(self.models) if name == model])
-        spec, empty = self.scenario.cluster.router, Requests(*(np.zeros(0),) * 4)
-        tree = PrefixTree(empty) if spec.policy in ("prefix-aware", "weighted") else None
-        signals = Signals(self.fleet, members, False, None)
-        router = Router(
-            spec,
-            signals,
-            np.array([sites[r][1].weight for r in members]),
-            0,
-            self.scenario.simulation.seed,
-            tree,
-            None,
-            [],
-            self.fleet.knobs["block_size"][members],
-            lambda i: self.fleet.match(self._row_of(i))[members],
-            [],
+        self.processes = Processes(self.fleet)
+        """what happens between replicas"""
+        self.door = Door(scenario, self.fleet, self.models, [site for _, site in sites], self._add)
+        transfer = scenario.cluster.transfer if self.door.prefill else None
+        self.hand_over = (
+            HandOver(self.fleet, self.processes, transfer, [site for _, site in sites]) if transfer else None
         )
-        router.members = members  # type: ignore[attr-defined]
-        return router
 
     # --- what clients do ----------------------------------------------------------------------------------------------
 
@@ -150,58 +128,70 @@ class Live:
         ids: Callable[[int, int], list[int]],
     ) -> Row:
         """A request comes to a replica now. What becomes of it is told to `push`, never before this returns."""
-        fleet, time = self.fleet, self.now()
-        first = fleet.num_requests
-        row = self._add(ask)
-        fleet.send(row, replica, time)
-        assert row == first
-        if ask.came is not None:
-            self.came[row] = ask.came
         finish = "stop" if ask.output_tokens < ask.max_tokens else "length"
-        entry = self.rows[replica][row] = Row(row, replica, push, finish, ids, ask.model, ask.salt)
-        self._arrays[replica] = None
-        self._wake()
+        entry = Row(-1, replica, push, finish, ids, ask.model, ask.salt, self.now())
+        self._begin(entry, ask, replica)
         return entry
 
-    def choose(self, ask: Ask, model: str) -> int | None:
-        """The replica that infersim's own router chooses, None if none is there."""
-        router = self.pools[model]
-        members: np.ndarray = router.members  # type: ignore[attr-defined]
-        allowed = None
-        limit = self.scenario.cluster.admission
+    def relay(
+        self,
+        ask: Ask,
+        replica: int,
+        push: Callable[[int, float, str | None], None],
+        ids: Callable[[int, int], list[int]],
+    ) -> Row:
+        """The same, of which this replica only computes the prompt; another, which the router chooses then, answers."""
+        kept = self.hand_over
+        assert kept is not None
+
+        def computed(n: int, due: float, finish: str | None) -> None:
+            if finish not in ("stop", "length"):
+                push(n, due, finish)
+                return
+            kept.keep(f"#{entry.row}", entry.row)
+            there = self.choose(ask)
+            if there is None:
+                kept.drop(f"#{entry.row}")
+                push(0, due, "abort")
+                return
+            entry.push, entry.at_once, entry.last = push, False, last
+            self._begin(entry, replace(ask, pull=f"#{entry.row}", came=ask.came or entry.asked), there)
+
+        only = replace(ask, output_tokens=1, max_tokens=1, hold=True, came=None)
+        entry = self.submit(only, replica, computed, ids)
+        last = "stop" if ask.output_tokens < ask.max_tokens else "length"
+        entry.at_once = True
+        return entry
+
+    def _begin(self, entry: Row, ask: Ask, replica: int) -> None:
+        """A row of the fleet for it, sent there; or when its prompt has come, if that is pulled."""
+        fleet, row = self.fleet, self._add(ask)
+        fleet.requests["hold"][row] = ask.hold
+        self._asked[row] = self.until
+        if ask.pull is not None and self.hand_over is not None:
+            self.came[row] = self.until
+            self.hand_over.pull(ask.pull, row, replica)
+            self.processes.reach(self.until)
+        else:
+            fleet.send(row, replica, self.until)
+        if ask.came is not None:
+            self.came[row] = ask.came
+        entry.row, entry.replica = row, replica
+        self.rows[replica][row] = entry
+        self._arrays[replica] = None
+        self._wake()
+
+    def choose(self, ask: Ask, prefill: bool = False) -> int | None:
+        """The replica that infersim's own router chooses, to answer or to compute the prompt; None if none is there."""
+        router = self.door.prefill if prefill else self.door.pools[ask.base]
+        members, allowed, limit = self.door.members[router], None, self.scenario.cluster.admission
         if self.down or limit:
-            full = (limit.max_outstanding if limit else None) or MANY
+            full = (limit.max_outstanding if limit and not prefill else None) or MANY
             allowed = np.array([self.ready(r) and len(self.rows[r]) < full for r in members.tolist()])
             if not allowed.any():
                 return None
             allowed = None if allowed.all() else allowed
-        self.now()
-        i = len(router.prompt_tokens)
-        if i >= len(router.draws):
-            more = CHUNK * (1 + len(router.draws) // CHUNK)
-            seed = self.scenario.simulation.seed
-            router.draws = generator(seed, "router").random(more).tolist()
-            router.second_draws = generator(seed, "router", "second").random(more).tolist()
-        router.prompt_tokens.append(ask.prompt_tokens)
-        router.sessions.append(self._session(ask.session))
-        if router.index is not None:
-            router.index._tree.add(list(ask.names), list(ask.lengths))
-        if router.spec.policy == "kv-aware":
-            self._matched = ask
-        return int(members[router.choose(i, allowed)])
-
-    def _session(self, name: str) -> int:
-        if not name:
-            self._sessions[""] = self._sessions.get("", 0) - 1
-            return self._sessions[""]
-        return self._sessions.setdefault(name, len(self._sessions))
-
-    def _row_of(self, i: int) -> int:
-        """A row like the request that the router asks about, never sent."""
-        assert self._matched is not None
-        if self._probe_for is not self._matched:
-            self._probe, self._probe_for = self._add(self._matched), self._matched
-        return self._probe
+        return int(members[self.door.choose(router, ask, allowed)])
 
     def _add(self, ask: Ask) -> int:
         offsets = np.array([0, len(ask.names)])
@@ -216,6 +206,7 @@ class Live:
         if row >= len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(len(self._seen), "i4")])
             self._last = np.concatenate([self._last, np.zeros(len(self._last))])
+            self._asked = np.concatenate([self._asked, np.zeros(len(self._asked))])
         return row
 
     def abort(self, entry: Row) -> None:
@@ -223,11 +214,26 @@ class Live:
         if self.rows[entry.replica].pop(entry.row, None) is None:
             return
         self._arrays[entry.replica] = None
-        if self.fleet.abort(entry.row, self.now()):
+        time, record = self.now(), self.fleet.requests[entry.row]
+        if self.hand_over is not None and self.hand_over.leave(entry.row):
+            record["replica"], record["status"] = entry.replica, ABORTED
             self.aborted += 1
-            self.counts[entry.replica].end(self.fleet.requests[entry.row], "abort")
-        self.freed()
+        elif self.fleet.abort(entry.row, time):
+            self.aborted += 1
+            self.counts[entry.replica].end(record, "abort", self.asked(entry.row))
+        self._freed()
         self._wake()
+
+    def _freed(self) -> None:
+        """Requests have ended: others may begin."""
+        if self.hand_over is not None:
+            self.hand_over.freed()
+            self.processes.reach(self.until)
+        self.freed()
+
+    def asked(self, row: int) -> float:
+        """When a request came to its replica (simulated s)."""
+        return float(self._asked[row])
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -239,15 +245,26 @@ class Live:
         self.rows[replica].clear()
         self._arrays[replica] = None
         self.down[replica] = time + duration
-        self.lost_rows += [entry.row for entry in lost]
         for entry in lost:
-            self.counts[replica].end(self.fleet.requests[entry.row], "error")
-            entry.push(0, time, "abort")
-        self.freed()
-        router = self.pools[self.models[replica]]
-        router.forget(int(np.flatnonzero(router.members == replica)[0]))  # type: ignore[attr-defined]
+            self._lose(entry, time)
+        if self.hand_over is not None:  # prompts that others were to pull
+            for row in self.hand_over.lose(replica):
+                other = next(entries.pop(row) for entries in self.rows if row in entries)
+                self._arrays[other.replica] = None
+                self.fleet.abort(row, time)
+                self._lose(other, time)
+        self._freed()
+        self.door.forget(replica)
         self._wake()
         return len(lost)
+
+    def _lose(self, entry: Row, time: float) -> None:
+        """A replica died and took this with it."""
+        if self.hand_over is not None:
+            self.hand_over.leave(entry.row)
+        self.lost_rows.append(entry.row)
+        self.counts[entry.replica].end(self.fleet.requests[entry.row], "error", self.asked(entry.row))
+        entry.push(0, time, "abort")
 
     def forget(self) -> None:
         """Prefix caches of replicas without requests are empty from now on."""
@@ -294,17 +311,21 @@ class Live:
             due, _, posts = heapq.heappop(self._outbox)
             for entry, n, finish in posts:
                 entry.push(n, due, finish)
-        due = min(self._due, self._outbox[0][0] if self._outbox else math.inf)
+        due = min(self._due, self.processes.peek(), self._outbox[0][0] if self._outbox else math.inf)
         if due < math.inf:
             self._timer = self.loop.call_later(self.clock.delay(due), self._tick)
 
     def _advance(self, time: float, deadline: float) -> None:
         """Let the fleet do, moment by moment, what is due before `time`; stop at `deadline` on the wall's clock."""
-        fleet = self.fleet
+        fleet, processes = self.fleet, self.processes
         ended = fleet.advance(self.until, EVENTS)
-        self._due = float(fleet.due[1])
-        while len(ended) or self._due < time:
-            until = min(time, math.nextafter(self._due, math.inf)) if not len(ended) else self.until
+        while True:
+            self._due = float(fleet.due[1])
+            if not len(ended) and self._due >= time and processes.peek() > time:
+                break
+            until = self.until
+            if not len(ended):
+                until = max(until, min(time, math.nextafter(self._due, math.inf), processes.peek()))
             while True:
                 found = fleet.advance(until, EVENTS)
                 if self.events is not None:
@@ -312,13 +333,14 @@ class Live:
                 if not len(found):
                     break
                 ended = np.concatenate([ended, found])
-            self.until = max(until, self.until)
-            self._due = float(fleet.due[1])
+            self.until = until
+            processes.reach(until)
             self._collect(ended)
-            ended = ended[:0]
-            if monotonic() > deadline:
+            ended = fleet.advance(until, EVENTS) if self.hand_over else ended[:0]  # what was sent meanwhile is due
+            if not len(ended) and monotonic() > deadline:
                 return
         self.until = max(self.until, time)
+        processes.reach(self.until)
 
     def _collect(self, ended: np.ndarray) -> None:
         """Post the tokens of the steps that have ended, and what has become of requests."""
@@ -334,10 +356,10 @@ class Live:
             entry = self.rows[replica].pop(row, None)
             if entry is not None:
                 self._arrays[replica] = None
-                self.counts[replica].end(requests[row], "error")
+                self.counts[replica].end(requests[row], "error", self.asked(row))
                 self._push(self.until, [(entry, 0, "rejected")])
         if len(ended):
-            self.freed()
+            self._freed()
 
     def array(self, r: int) -> np.ndarray:
         """i8[n]: `rows` of a replica."""
@@ -357,7 +379,7 @@ class Live:
         self._seen[rows] = total[here]
         begun = new == total[here]
         last, self._last[rows] = self._last[rows], end
-        arrival = requests["sent"][rows]
+        arrival = self._asked[rows]
         scheduled = int(self.fleet.replicas["num_scheduled_tokens"][r])
         self.counts[r].step(new, begun, scheduled, (end - last)[~begun], (end - arrival)[begun])
         mine, posts = self.rows[r], list[tuple[Row, int, str | None]]()
@@ -367,11 +389,14 @@ class Live:
                 entry = mine.pop(row)
                 self._arrays[r] = None
                 self.finished += 1
-                self.counts[r].end(requests[row], entry.last)
+                self.counts[r].end(requests[row], entry.last, self.asked(row))
                 posts.append((entry, n, entry.last))
             else:
                 posts.append((mine[row], n, None))
-        self._push(end, posts)
+        self._push(end, [post for post in posts if not post[0].at_once])
+        for entry, n, finish in posts:
+            if entry.at_once:
+                entry.push(n, end, finish)
 
     def _push(self, due: float, posts: list[tuple[Row, int, str | None]]) -> None:
         self._posted += 1
@@ -402,27 +427,3 @@ class Live:
         """Why a request was rejected (engine.compiled.state.REJECTION_REASONS), 0 if it was not."""
         rejected = self.fleet.requests["status"][row] == REJECTED
         return int(self.fleet.requests["reason"][row]) if rejected else 0
-
-
-def _refuse(scenario: Scenario) -> None:
-    """InputError for what only a run can have."""
-    cluster, problems = scenario.cluster, []
-    for name in ("prefill", "encode", "autoscaler"):
-        if getattr(cluster, name) is not None:
-            problems.append(f"cluster.{name}: is not served; must be left out, or use `infersim run`")
-    if cluster.admission and cluster.admission.refuses:
-        problems.append(
-            "cluster.admission: max_num_queued_reqs and max_num_queued_tokens are not served; leave them out"
-        )
-    if cluster.failures:
-        problems.append("cluster.failures: are not served; must be left out: POST /simulate/crash and /simulate/slow")
-    if any(kind.autoscaler for kind in cluster.kinds or ()):
-        problems.append("cluster.kinds: autoscaler is not served; must be left out")
-    if scenario.workload.n > 1 or scenario.workload.beam_width > 1:
-        problems.append("workload.n, beam_width: are not served; must be 1: clients ask for n")
-    if cluster.router.signal_age:
-        problems.append("cluster.router.signal_age: is not served; must be 0")
-    if scenario.engine.stream_interval or scenario.engine.stream_first_token is False:
-        problems.append("engine.stream_interval, stream_first_token: are not served; must be left out")
-    if problems:
-        raise InputError(problems)

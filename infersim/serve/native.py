@@ -12,7 +12,8 @@ def from_vllm(body: dict[str, Any]) -> dict[str, Any]:
     ids = body.get("token_ids")
     if not isinstance(ids, list):
         raise ApiError(400, "token_ids must be a list of token ids", "token_ids")
-    return _sampled(body, "sampling_params") | {"prompt": ids, "model": body.get("model"), "stream": body.get("stream")}
+    outside = {name: body.get(name) for name in ("model", "stream", "kv_transfer_params")}
+    return _sampled(body, "sampling_params") | outside | {"prompt": ids}
 
 
 def from_sglang(body: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +40,12 @@ class TokenReply(Reply):
             {"index": c.index, "token_ids": self.ids(c, 0, c.tokens), "logprobs": None, "finish_reason": c.finish}
             for c in self.choices
         ]
-        body = {"request_id": self.ask.id, "choices": choices, "prompt_logprobs": None, "kv_transfer_params": None}
+        body = {
+            "request_id": self.ask.id,
+            "choices": choices,
+            "prompt_logprobs": None,
+            "kv_transfer_params": self.transfer,
+        }
         return encode(body)
 
     def chunks(self, choice: Choice, n: int) -> Iterator[bytes]:

@@ -17,11 +17,15 @@ from .text import SEGMENT
 
 
 def traffic(live: Live) -> tuple[np.ndarray, Requests]:
-    """Rows of the fleet that were sent, and the same as requests: of one that was aborted, what it had generated."""
+    """Rows of the fleet that were sent to be answered, and the same as requests: of one that was aborted, what it had
+    generated."""
     fleet = live.fleet
-    rows = np.flatnonzero(fleet.requests["replica"] >= 0)
+    rows = np.flatnonzero((fleet.requests["replica"] >= 0) & (fleet.requests["hold"] == 0))
+    came = zip(rows.tolist(), fleet.requests["arrival"][rows].tolist(), strict=True)
+    arrival = np.array([live.came.get(row, at) for row, at in came])
+    order = np.argsort(arrival, kind="stable")
+    rows, arrival = rows[order], arrival[order]
     records = fleet.requests[rows]
-    arrival = np.array([live.came.get(row, at) for row, at in zip(rows.tolist(), records["arrival"], strict=True)])
     counts = records["num_segments"].astype("i8")
     offsets = np.concatenate(([0], np.cumsum(counts)))
     take = np.repeat(records["first_segment"] - offsets[:-1], counts) + np.arange(offsets[-1])
@@ -48,6 +52,11 @@ def result(live: Live) -> Result | None:
         return None
     records = live.fleet.requests[rows]
     records["arrival"] = requests.arrival
+    for i, row in enumerate(rows.tolist() if live.hand_over else ()):
+        if (source := live.hand_over.source.get(row)) is not None:  # type: ignore[union-attr]
+            for name in ("scheduled", "num_cached_tokens"):
+                records[name][i] = live.fleet.requests[name][source]
+            records["sent"][i] = requests.arrival[i]
     ended = records["status"] == ABORTED
     lost = np.isin(rows, live.lost_rows)
     records["status"][ended] = np.where(lost[ended], LOST, TIMED_OUT)

@@ -54,6 +54,8 @@ class Generation:
     """the answer is a JSON object"""
     output_tokens: int | None
     """vllm_xargs.output_tokens: exactly so many"""
+    transfer: dict[str, Any]
+    """kv_transfer_params"""
     created: int
 
 
@@ -136,6 +138,7 @@ def generation_of(body: dict, chat: bool, tokenizer: Tokenizer, request_id: str,
         tool=_tool(body),
         json=form in ("json_object", "json_schema") or body.get("structured_outputs") is not None,
         output_tokens=_integer(extra, "output_tokens", 1, MOST),
+        transfer=_object(body, "kv_transfer_params"),
         created=int(time.time()),
     )
 

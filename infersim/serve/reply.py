@@ -47,6 +47,8 @@ class Reply:
         self.open = 0
         self.failed: str | None = None
         self.gone = False
+        self.transfer: dict[str, Any] | None = None
+        """where the KV of its prompt is kept, if that was asked for"""
         self.due = 0.0
         """when the last tokens that came were due (simulated s)"""
         self.write: Callable[[bytes, float], None] | None = None
@@ -91,6 +93,8 @@ class Reply:
         ended = "abort" if finish == "cancelled" else finish
         choice.finish = "tool_calls" if self.ask.tool and ended != "abort" else ended
         self.open -= 1
+        if self.ask.transfer.get("do_remote_decode") and ended != "abort" and self.live.hand_over and choice.row:
+            self.transfer = self.live.hand_over.keep(f"{self.ask.id}-{choice.row.row}", choice.row.row)
 
     def wake(self) -> None:
         """Whoever waits looks again."""
@@ -179,10 +183,11 @@ class Reply:
         r = self.live.fleet.requests[choice.row.row]
         first, last, n = choice.first, choice.last, choice.tokens
         took = last - first
+        asked = choice.row.asked
         return {
-            "time_to_first_token_ms": (first - float(r["sent"])) * 1e3,
+            "time_to_first_token_ms": (first - asked) * 1e3,
             "generation_time_ms": took * 1e3,
-            "queue_time_ms": (float(r["scheduled"]) - float(r["sent"])) * 1e3,
+            "queue_time_ms": (float(r["scheduled"]) - asked) * 1e3,
             "mean_itl_ms": took / (n - 1) * 1e3 if n > 1 else None,
             "tokens_per_second": (n - 1) / took if took > 0 else None,
         }
@@ -238,7 +243,7 @@ class Reply:
             choices.append(one)
         kind = "chat.completion" if ask.chat else "text_completion"
         body = self._head(kind) | {"choices": choices, "usage": self.usage(), "metrics": self.metrics()}
-        return encode(body)
+        return encode(body | {"kv_transfer_params": self.transfer})
 
     def chunks(self, choice: Choice, n: int) -> Iterator[bytes]:
         """The events for n new tokens of a choice."""
