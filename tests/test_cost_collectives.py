@@ -31,12 +31,27 @@ def test_no_collective_beats_its_link(name, kind):
     for ranks in (2, 4, 8):
         size = np.array([1e3, 1e6, 1e9])
         seconds = collective(hardware, kind, "bf16", ranks).seconds(size)
-        link = hardware.link.bandwidth if ranks <= hardware.link.domain_size else hardware.pcie_bandwidth
+        inside = hardware.link.domain_size == 1 or ranks <= hardware.link.domain_size
+        link = hardware.link.bandwidth if inside else hardware.pcie_bandwidth
         switched = ("in_switch",) * (kind == "all_reduce" and hardware.link.in_switch_reduction)
         least = min(wire_factor(kind, algorithm, ranks) for algorithm in (*ALGORITHMS[kind], *switched))
         if link:
             assert (seconds >= least * size / link).all()
         assert (np.diff(seconds) > 0).all()
+
+
+@pytest.mark.parametrize("name", ["rtx-pro-6000", "l40"])  # calibrated, and not
+def test_a_given_link_rules_where_devices_meet_over_pcie(name):
+    """With a domain of 1 the link is PCIe as it is in this box; pcie_bandwidth is the way to the host."""
+    hardware = load_hardware(name)
+    slow = hardware.link.model_copy(update={"bandwidth": 0.375 * hardware.link.bandwidth})
+    size = np.array([2**26, 2**28])
+    before, after, host = (
+        np.diff(collective(each, "all_reduce", "bf16", 2).seconds(size))
+        for each in (hardware, *(hardware.model_copy(update=u) for u in ({"link": slow}, {"pcie_bandwidth": 1e9})))
+    )
+    assert after == pytest.approx(before / 0.375, rel=1e-3)
+    assert host == before
 
 
 def test_small_messages_go_in_one_shot_and_large_ones_in_two():

@@ -151,7 +151,8 @@ class Link(Description):
 
     name: str
     bandwidth: Annotated[BytesPerSecond, _at_least(1e6, "1 MB/s")]
-    """bytes per second in one direction, per accelerator, all links together"""
+    """bytes per second in one direction, per accelerator, all links together; with a domain_size of 1 what collectives
+    get over PCIe, whatever pcie_bandwidth says of the way to the host"""
     domain_size: Count
     """accelerators that it joins; 1 if there is no link but PCIe"""
     in_switch_reduction: bool = False

@@ -186,9 +186,11 @@ def exchange(shares: OperatorEfficiency, hardware: Hardware, ranks, size) -> np.
 
 
 def link_bandwidth(hardware: Hardware, ranks) -> np.ndarray:
-    """Bytes per second and direction between so many devices of a node: over the link if it joins them, else PCIe."""
-    outside = hardware.pcie_bandwidth or hardware.link.bandwidth
-    return np.where(np.asarray(ranks) <= hardware.link.domain_size, hardware.link.bandwidth, outside)
+    """Bytes per second and direction between so many devices of a node: over the link if it joins them, else PCIe;
+    a link that joins one device is what all of the node share, and rules."""
+    link = hardware.link
+    outside = link.bandwidth if link.domain_size == 1 else hardware.pcie_bandwidth or link.bandwidth
+    return np.where(np.asarray(ranks) <= link.domain_size, link.bandwidth, outside)
 
 
 def collective_coordinates(ranks, size) -> dict[str, np.ndarray]:
