@@ -101,7 +101,7 @@ def collective(hardware: Hardware, kind: str, dtype: str, ranks: int, apart: int
         names = (*ALGORITHMS[kind], *(("in_switch",) if in_switch else ()))
         lines = [(PHASES[name] * shares.fixed, wire_factor(kind, name, local) / bandwidth) for name in names]
     else:  # a ring over PCIe
-        bandwidth = shares.bandwidth * link_bandwidth(hardware, local)
+        bandwidth = shares.bandwidth * float(link_bandwidth(hardware, local))
         hops = 2 * (local - 2) if kind == "all_reduce" else max(local - 2, 0)
         lines = [(shares.fixed + hops * published().ring_hop.value, wire_factor(kind, "ring", local) / bandwidth)]
     return Collective(lambda size: np.minimum.reduce([fixed + per_byte * size for fixed, per_byte in lines]), outside)

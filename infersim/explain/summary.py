@@ -19,6 +19,7 @@ from infersim.metrics.tenants import compare_models, compare_tenants
 from infersim.metrics.verdict import STABLE, TOO_LONG, TOO_SHORT, Verdict, combine_verdicts, judge
 
 from .binding import find_binding
+from .uncertainty import model_error
 
 SCHEMA_VERSION = 1
 
@@ -46,6 +47,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "counts": counts,
         "metrics": metrics,
         "confidence": {"level": LEVEL, "half_width": half_widths} if half_widths else None,
+        "model_error": model_error(first, metrics, not verdict.burst and verdict.state in (STABLE, TOO_SHORT)),
         "slo": _slo(results, measured, metrics, verdict),
         "verdict": asdict(verdict),
         "memory": asdict(first.memory),

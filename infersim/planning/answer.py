@@ -13,6 +13,7 @@ from infersim.explain.summary import finite
 from .candidate import Candidate, Found, Rejected, is_fixed, is_whole, name_of
 from .decide import Decision, decide, longer
 from .outlook import per_gpu_and_user
+from .within import stays, within
 
 SHOWN = 5  # different deployments
 FASTEST = 2.0  # times as fast: above, a runner-up is no rival
@@ -45,6 +46,7 @@ def answer_of(
         "best": answers[0] if answers else None,
         "runner_up": answers[1] if len(answers) > 1 else None,
         "margin": _margin(answers),
+        "stays": stays(plan, pairs[0], pairs[1] if len(pairs) > 1 else None) if pairs else None,
         "to_win": _to_win(plan, *pairs) if len(pairs) > 1 and not plan.maximises else None,
         "deployments": _deployments([one for one, _ in pairs] + found, simulated),
         "equals": [] if plan.maximises else [_deployment(one.scenario()) for one in same],
@@ -76,6 +78,7 @@ def _answer(plan: Plan, found: Found, largest_load: LargestLoad) -> dict[str, An
         "limits": decision.limits,
         "replications": decision.replications,
         "slo_met": decision.met,
+        "model_error": within(decision, found.load, largest),
         "efficiencies": [
             {"operator": f"{row['operator']} {row['dtype']}".strip(), "provenance": row["provenance"],
              "source": str(row["source"]).partition(":")[0]}

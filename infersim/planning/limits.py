@@ -12,6 +12,8 @@ from infersim.explain.binding import NEAR_LIMIT, QUEUE_SHARE, Binding, find_bind
 from infersim.metrics.result import Ran, Result
 from infersim.run import run
 
+from .unknowns import unknowns
+
 MOST_REQUESTS = 5000  # of a repeated run
 SEE_CACHES = ("prefix-aware", "kv-aware", "weighted", "session")  # policies of routers
 NOTABLE = 0.05  # a gain below is no limit
@@ -71,8 +73,9 @@ def _gain(row: dict[str, Any]) -> float:
 
 
 def with_limits(document: dict[str, Any], result: Result) -> dict[str, Any]:
-    """The answer of a run with `explain.lifted`, and what binds according to it."""
+    """The answer of a run with `explain.lifted`, what binds according to it, and `unknowns` (planning.unknowns)."""
     rows = lift_limits(result)
+    document = document | {"unknowns": unknowns(result, document["metrics"])}
     explain = document["explain"] | {"lifted": rows}
     if not rows:
         return document | {"explain": explain}

@@ -37,6 +37,8 @@ def print_comparison(document: dict[str, Any]) -> None:
         else "\nnothing is drawn: no intervals"
     )
     _print_metrics(variants, differences)
+    for i, variant in enumerate(variants):
+        _print_text(f"error {chr(65 + i)}", "; ".join(variant["answer"]["model_error"]["text"]))
     for i, difference in enumerate(differences):
         _print_difference(chr(66 + i), difference)
 

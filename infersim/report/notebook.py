@@ -37,6 +37,7 @@ def answer_html(document: dict[str, Any]) -> str:
         f"<b>{escape(title(document))}</b>",
         escape(f"{state(document)}: {document['verdict']['reason']}" + (f"; SLO {SLO[slo['met']]}" if slo else "")),
         escape(f"{', '.join(rates)}; what binds: {explain['binding']}{ceiling}"),
+        *map(escape, document["model_error"]["text"]),
     ]
     return f"<p>{'<br>'.join(lines)}</p><table><tr>{head}</tr>{rows}</table>"
 

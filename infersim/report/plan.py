@@ -16,6 +16,8 @@ def print_plan(document: dict[str, Any]) -> None:
     else:
         _field("answer", describe(best["deployment"]))
         _answer(best, document["objective"])
+        for line in error_lines(best, document["stays"]):
+            _field("error bar", line)
         _field("binding", _binding(document["binding"]))
         _field("rests on", efficiencies_text(best))
         if document["equals"]:
@@ -91,6 +93,24 @@ def efficiencies_text(answer: dict[str, Any]) -> str:
     return f"efficiencies of {answer['deployment']['hardware']}: " + "; ".join(
         f"{kind}: {', '.join(operators)}" for kind, operators in sorted(known.items(), key=lambda x: x[0] == "assumed")
     )
+
+
+def error_lines(best: dict[str, Any], stays: dict[str, Any]) -> list[str]:
+    """Whether the answer holds, and stays the answer, within the error of the model; then the errors of its kind."""
+    error = best["model_error"]
+    asked = {x["name"]: f"at most {x['limit']:g}" for x in best["limits"]} | {"rate": f"{best['rate']:.4g} asked"}
+    lines, held = [], error["held"]
+    if held:
+        ends = {name: "{:.4g} to {:.4g}".format(*x["interval"]) for name, x in held.items()}
+        parts = (f"{name} {ends[name]} ({asked[name]}, breaks if {x['wrong']:+.0%} off)" for name, x in held.items())
+        word = "holds the SLO" if all(x["holds"] for x in held.values()) else "may miss the SLO"
+        missing = [name for name in asked if name not in held]
+        without = f"; of {', '.join(missing)} too few were measured" if missing else ""
+        lines.append(f"{word} in 4 of 5 deployments of this kind: {', '.join(parts)}{without}")
+    if stays["carry"] is not None and stays["wins"] is not None:
+        word = "stays" if stays["wins"] else "may not stay"
+        lines.append(f"{word} the answer: it is while it carries {stays['carry']:.0%} of what is predicted")
+    return [*lines, *error["text"]]
 
 
 def to_win_text(to_win: dict[str, Any]) -> str:

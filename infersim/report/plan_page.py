@@ -11,13 +11,25 @@ from .plan import (
     describe,
     efficiencies_text,
     equals_text,
+    error_lines,
     margin_text,
     nothing_text,
     prices_lines,
     shape_of,
     to_win_text,
 )
-from .sections import inputs, latency, load, memory, over_time, prices_apart, provenance, resources, what_if
+from .sections import (
+    error_tables,
+    inputs,
+    latency,
+    load,
+    memory,
+    over_time,
+    prices_apart,
+    provenance,
+    resources,
+    what_if,
+)
 from .svg import Mark, Series, chart
 
 Briefed = dict[str, tuple[Result, dict[str, Any]]]
@@ -95,7 +107,9 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
     head = ["limit", f"mean of {best['replications']} runs", "upper 95 %", "one more run, 99 %", "at most", "% left"]
     tables = [table("Limits", head, rows), *prices_apart(cost)]
     text = f"The first limit to break at a higher rate is {binding['limit']}. What binds: {binding['text']}."
-    return {"id": "answer", "title": "Answer", "text": text, "cards": cards, "tables": tables}
+    tables[1:1] = error_tables({"": best["model_error"]}, {"": best["metrics"]})
+    return {"id": "answer", "title": "Answer", "text": text, "cards": cards, "tables": tables,
+            "notes": error_lines(best, document["stays"])}  # fmt: skip
 
 
 def _rivals(document: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,17 @@ def answer_of(briefing: dict[str, Any]) -> dict[str, Any]:
         f"{counts['completed']:,} of {counts['submitted']:,} requests completed."
         f" What binds: {explain['binding']}{ceiling}."
     )
-    return {"id": "answer", "title": "Answer", "text": text, "cards": cards, "tables": prices_apart(cost)}
+    tables = error_tables({"": answer["model_error"]}, {"": metrics}) + prices_apart(cost)
+    return {"id": "answer", "title": "Answer", "text": text, "cards": cards, "tables": tables,
+            "notes": answer["model_error"]["text"]}  # fmt: skip
+
+
+def error_tables(errors: dict[str, dict[str, Any]], metrics: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The intervals of model error of each run; none where nothing of the kind was measured."""
+    rows = [[*([name] if name else []), metric, metrics[name][metric], *ends]
+            for name, error in errors.items() for metric, ends in error["intervals"].items()]  # fmt: skip
+    head = [*(["run"] if "" not in errors else []), "figure", "predicted", "from", "to"]
+    return [table("In 4 of 5 deployments of this kind", head, rows)] if rows else []
 
 
 def prices_apart(cost: dict[str, Any]) -> list[dict[str, Any]]:

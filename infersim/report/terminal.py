@@ -133,7 +133,8 @@ def _metrics(document: dict) -> list[Line]:
         if confidence:
             widths = ("+-" + _number(confidence["half_width"][name]) for name in names)
             lines.append(("", f"{'':{LABEL}}{''.join(f'{width:>13}' for width in widths)}"))
-    return lines
+    texts = [*document["model_error"]["text"], *(row["text"] for row in document.get("unknowns", ()))]
+    return lines + field("error bar", texts)
 
 
 def _why(explain: dict) -> list[Line]:

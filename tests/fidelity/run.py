@@ -2,6 +2,7 @@
 to a simulated time is counted by its rule.
 
     python tests/fidelity/run.py --data DIR [--json] [--report reports/fidelity.md]
+                                 [--errors hardware_profiles/published/errors.csv]
 
 DIR is laid out as the project's shared data. A missing file skips its set. Exit codes: 1, an efficiency above 1 or an
 overhead below 0 (bugs, whatever the errors are); 2, a file that cannot be read as what it should be.
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder with kernels/ and e2e/")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--report", type=Path, help="write the report there, its figures beside it")
+    parser.add_argument("--errors", type=Path, help="write there how far held-out rows are off (see errors.py)")
     options = parser.parse_args()
     if not options.data.is_dir():
         parser.error(f"--data {options.data}: no such folder")
@@ -132,6 +134,10 @@ def main() -> int:
         import report
 
         report.write(options.report, document, tables)
+    if options.errors:
+        import errors
+
+        errors.write(options.errors, tables)
     return 1 if bugs else 0
 
 

@@ -82,8 +82,9 @@ def replicas(row) -> int:
     return concurrency(row) // int(row.batch_size)
 
 
-def scenario_of(row) -> dict:
-    """The deployment of a row as a scenario. KeyError names what of it is not modelled."""
+def scenario_of(row, device: dict | None = None) -> dict:
+    """The deployment of a row as a scenario, on its device unless another is given. KeyError names what of it is not
+    modelled."""
     pools = row["mode"] == "disagg"
     clients = concurrency(row) // replicas(row)
     lengths = (length(row.isl), length(row.osl))
@@ -99,7 +100,7 @@ def scenario_of(row) -> dict:
     drafts = {"method": "mtp", "num_speculative_tokens": known.drafts, "acceptance": {"conditional": ACCEPTANCE}}
     scenario = {
         "model": CATALOGUE.get(row.model_path, row.model_path.split("/")[-1]),
-        "hardware": profile(SYSTEMS[row.system]),
+        "hardware": device or profile(SYSTEMS[row.system]),
         "workload": {"request_rate": "inf", "max_concurrency": clients, "num_requests": WAVES * clients,
                      "input_tokens": 1 if repeated else drawn[0], "output_tokens": drawn[1], **repeated},
         "precision": {"weights": weights, "kv_cache": known.kv_cache},
@@ -127,9 +128,9 @@ HAND_OVER = 5e-3
 """s per request of the front door and of NIXL's hand-shake: assumed"""
 
 
-def predict(row) -> tuple[float, float]:
+def predict(row, device: dict | None = None) -> tuple[float, float]:
     """Simulated mean TTFT and TPOT in ms. InputError, KeyError for what is not modelled."""
-    (result,) = run(build_scenario(scenario_of(row), row.id))
+    (result,) = run(build_scenario(scenario_of(row, device), row.id))
     metrics = measure(result)
     if metrics["mean_tpot_ms"] is None:
         raise InputError("no request completed")
