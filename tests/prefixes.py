@@ -32,7 +32,8 @@ def fleet(num_gpu_blocks: int, block_size: int = 4, step_time: float = 1.0, **kn
 def cached(fleet: Fleet, arrival, prompts, outputs, pieces, names=None) -> list[int]:
     """Tokens that each request found; pieces: what each prompt begins with, as (name, tokens)."""
     flat = [piece for row in pieces for piece in row]
-    segments = (np.cumsum([0, *map(len, pieces)]), [name for name, _ in flat], [length for _, length in flat])
+    counts = np.array([len(row) for row in pieces])
+    segments = (np.cumsum(counts) - counts, counts, [name for name, _ in flat], [length for _, length in flat])
     fleet.submit(0, arrival, prompts, outputs, outputs, names=names, segments=segments)
     fleet.advance()
     assert (fleet.requests["status"] == state.COMPLETED).all()
@@ -47,8 +48,7 @@ def load_mooncake() -> Requests:
 def lru_hit_rate(requests, capacity: float) -> float:
     """The published algorithm: match leading ids against a set, then touch all ids of the request, then evict."""
     kept, hits = OrderedDict(), 0
-    offsets = requests.segment_offsets
-    for begin, end in pairwise(offsets):
+    for begin, end in pairwise(requests.segment_offsets):
         ids = requests.segment_ids[begin:end].tolist()
         matched = next((i for i, one in enumerate(ids) if one not in kept), len(ids))
         hits += matched

@@ -55,7 +55,8 @@ def test_a_turn_follows_the_last_and_contains_it():
     assert np.array_equal(r["prompt_tokens"][later], grown)
     assert np.allclose(r["sent"][later], r["last_token"][before] + requests.delay[later])
     assert requests.delay[later].mean() == pytest.approx(3, rel=0.15)
-    history = np.add.reduceat(np.append(requests.segment_lengths, 0), requests.segment_offsets[:-1])
+    begins, counts, _, lengths = requests.segments
+    history = np.array([lengths[first : first + count].sum() for first, count in zip(begins, counts, strict=True)])
     assert np.array_equal(history[later] + 200, requests.prompt_tokens[later])
 
 

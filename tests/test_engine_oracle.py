@@ -43,7 +43,8 @@ def submit(fleet: Fleet, requests: list[dict], replica: int = 0) -> None:
         pieces = [piece for r in requests for piece in r["segments"]]
         shared["names"] = [r["name"] for r in requests]
         shared["segments"] = (
-            np.cumsum([0, *(len(r["segments"]) for r in requests)]),
+            np.cumsum([0, *(len(r["segments"]) for r in requests[:-1])]),
+            [len(r["segments"]) for r in requests],
             [name for name, _ in pieces],
             [length for _, length in pieces],
         )

@@ -39,7 +39,8 @@ def fleet(usable: int, step_time: float = 1.0, replicas: int = 1, **knobs) -> Fl
 def submit(fleet: Fleet, arrival, prompts, outputs, pieces, names=None) -> None:
     """pieces: what each prompt begins with, as (name, tokens)."""
     flat = [piece for row in pieces for piece in row]
-    segments = (np.cumsum([0, *map(len, pieces)]), [name for name, _ in flat], [length for _, length in flat])
+    counts = np.array([len(row) for row in pieces])
+    segments = (np.cumsum(counts) - counts, counts, [name for name, _ in flat], [length for _, length in flat])
     fleet.submit(0, arrival, prompts, outputs, outputs, names=names, segments=segments)
 
 
@@ -80,7 +81,7 @@ def test_chunks_are_found_before_their_prompt_has_ended():
     """A prompt of 12 in chunks of 4: at 4 s, when its last chunk has not begun, 8 tokens of it are in the tree."""
     f = fleet(100, max_num_batched_tokens=4)
     submit(f, [0], [12], [1], [[(1, 12)]])
-    row = f.add(12, 1, 1, 1, names=[-9], segments=(np.array([0, 1]), [1], [12]))
+    row = f.add(12, 1, 1, 1, names=[-9], segments=(0, 1, [1], [12]))
     found = []
     for time in (0.5, 1.5, 2.5, 3.5):
         f.advance(time)
@@ -99,10 +100,7 @@ def test_the_least_recently_used_leaf_goes_first_and_parents_become_leaves():
     assert sizes(f) == [4, 4, 4, 8]  # leaves of the first two, their root, the third: 4 blocks are empty
     f.advance(35)
     assert sizes(f) == [4, 8, 10]
-    rows = [
-        f.add(9, 1, 1, 1, names=[-9], segments=(np.array([0, len(p)]), *map(list, zip(*p, strict=True))))
-        for p in probes
-    ]
+    rows = [f.add(9, 1, 1, 1, names=[-9], segments=(0, len(p), *map(list, zip(*p, strict=True)))) for p in probes]
     assert [int(f.match(row)[0]) for row in rows] == [4, 8]
 
 
@@ -169,7 +167,7 @@ def test_a_dead_replica_forgets_its_tree():
     f = fleet(100)
     submit(f, [0], [12], [1], [[(1, 12)]])
     f.advance()
-    row = f.add(12, 1, 1, 1, names=[-9], segments=(np.array([0, 1]), [1], [12]))
+    row = f.add(12, 1, 1, 1, names=[-9], segments=(0, 1, [1], [12]))
     assert f.match(row)[0] == 11
     f.fail(0, 5.0)
     assert f.match(row)[0] == 0
@@ -179,7 +177,7 @@ def test_a_dead_replica_forgets_its_tree():
 def test_kv_from_elsewhere_and_kv_that_is_held():
     """A prefill replica keeps a prompt locked until it is released; a decode replica reserves what its tree lacks."""
     f = fleet(40, max_model_len=40, replicas=2)
-    segments = (np.array([0, 1]), [1], [20])
+    segments = (0, 1, [1], [20])
     rows = [f.add(20, 1, 1, 1, names=[-i], segments=segments) for i in (7, 8)]
     f.requests["hold"][rows[0]] = 1
     f.send(rows[0], 0, 0.0)
@@ -198,7 +196,7 @@ def test_kv_from_elsewhere_and_kv_that_is_held():
 def test_kv_from_elsewhere_stays_first_in_longest_prefix_order():
     """A prompt whose KV has come holds none of the tree; another that the tree has wholly does not overtake it."""
     f = fleet(60, max_model_len=20, policy="lpm", max_num_seqs=1)
-    segments = (np.array([0, 1]), [1], [15])
+    segments = (0, 1, [1], [15])
     submit(f, [0], [15], [1], [[(1, 15)]])
     f.advance(5)
     came, similar = f.add(10, 3, 3, 1), f.add(15, 1, 1, 1, names=[-9], segments=segments)

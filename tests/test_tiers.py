@@ -93,7 +93,7 @@ def crowd(**knobs) -> Fleet:
     engine = fleet(13, **values)
     prompts, outputs = random.integers(1, 21, n), random.integers(4, 21, n)
     prompts[::50], outputs[::50] = 27, 21
-    segments = np.arange(n + 1), random.integers(1, 9, n), prompts
+    segments = np.arange(n), 1, random.integers(1, 9, n), prompts
     engine.submit(0, np.arange(n) * 1.0, prompts, outputs, outputs, segments=segments)
     engine.advance()
     return engine
@@ -183,7 +183,7 @@ def test_a_router_counts_what_the_gpu_has():
     """Text in the CPU's memory is no match (commands.match), as kv-aware routers see blocks that the GPU has."""
     engine = tiers(cpu=8)
     cached(engine, [0, 10], [16, 19], [1, 1], [A, B])
-    segments = (np.array([0, 1]), [1], [16]), (np.array([0, 1]), [2], [16])
+    segments = (0, 1, [1], [16]), (0, 1, [2], [16])
     rows = [engine.add(16, 1, 1, 1, segments=piece) for piece in segments]
     assert [engine.match(row)[0] for row in rows] == [0, 12]
 
@@ -304,7 +304,7 @@ def test_all_ranks_wait_for_the_one_that_loads():
     ranks, texts = [0, 0, 0, 1], [1, 2, 1, 3]
     engine.submit(
         0, [0.0, 10.0, 20.0, 20.0], [16, 19, 16, 16], [1] * 4, [1] * 4, rank=np.array(ranks),
-        segments=(np.arange(5), texts, [16, 19, 16, 16]),
+        segments=(np.arange(4), 1, texts, [16, 19, 16, 16]),
     )  # fmt: skip
     engine.advance()
     assert seconds(engine) == [1.0, 1.0, 1.0 + 3 * 0.125, 1.0 + 3 * 0.125]

@@ -1,6 +1,5 @@
 """Prompts that begin alike: shared prefixes and several samples of one prompt, and the blocks that they save."""
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +7,11 @@ import pytest
 
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
-from infersim.config.workload import Workload
+from infersim.config.workload import Prefixes, Workload
 from infersim.explain.summary import summarize
 from infersim.run import run
 from infersim.workload.build import build_requests
+from infersim.workload.sharing import with_prefixes
 
 LENGTHS = {"input_tokens": {"uniform": [10, 60]}, "output_tokens": {"uniform": [1, 50]}, "num_requests": 40}
 
@@ -22,10 +22,9 @@ def built(**settings):
 
 def texts(requests):
     """The segments of each request."""
-    rows = zip(requests.segment_ids.tolist(), requests.segment_lengths.tolist(), strict=True)
-    pieces = list(rows)
-    ends = requests.segment_offsets.tolist()
-    return [pieces[a:b] for a, b in itertools.pairwise(ends)]
+    begins, counts, ids, lengths = (column.tolist() for column in requests.segments)
+    pieces = list(zip(ids, lengths, strict=True))
+    return [pieces[first : first + count] for first, count in zip(begins, counts, strict=True)]
 
 
 @pytest.mark.parametrize("prefixes", [None, {"count": 3, "tokens": {"uniform": [5, 30]}}])
@@ -94,3 +93,16 @@ def test_wrong(wrong, message):
     parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS | wrong}
     with pytest.raises(InputError, match=message):
         build_scenario(parts, "test")
+
+
+def test_a_session_of_many_turns_takes_the_memory_of_few():
+    """16,000 turns of one session: its texts stand once, not once in each prompt that repeats them."""
+    n = 16_000
+    chat = Workload(input_tokens=3, output_tokens=2, num_requests=n, turns=n, request_rate=1)
+    requests = with_prefixes(build_requests(chat, 0, Path()), Prefixes(count=2, tokens=7), 0)
+    begins, counts, _, lengths = requests.segments
+    assert len(lengths) == n + 1
+    assert (begins == 0).all()
+    assert np.array_equal(counts, np.arange(1, n + 1))
+    assert lengths[0] == 7
+    assert np.array_equal(requests.prompt_tokens, 7 + 5 * np.arange(n) + 3)

@@ -121,8 +121,9 @@ def test_num_requests_takes_the_first_and_keeps_their_ids_and_segments(tmp_path)
     part = read(tmp_path, SAMPLES["mooncake"], num_requests=2)
     assert np.array_equal(part.arrival, whole.arrival[:2])
     assert np.array_equal(part.request_id, whole.request_id[:2])
-    assert np.array_equal(part.segment_offsets, whole.segment_offsets[:3])
-    assert np.array_equal(part.segment_lengths, whole.segment_lengths[: whole.segment_offsets[2]])
+    assert np.array_equal(part.segments[0], whole.segments[0][:2])
+    assert np.array_equal(part.segments[1], whole.segments[1][:2])
+    assert np.array_equal(part.segment_lengths, whole.segment_lengths)
 
 
 def test_asking_for_more_requests_than_there_are_is_said(tmp_path):

@@ -1,6 +1,5 @@
 """Prompts as paths in a tree of prefixes, and a router's own, approximate view of which replica has which prefix."""
 
-import itertools
 from collections import OrderedDict
 
 import numpy as np
@@ -24,9 +23,9 @@ class PrefixTree:
             self.paths = [[] for _ in range(len(requests))]
             return
         self._named = {name: i for i, name in enumerate(own_text(requests.request_id).tolist())}
-        offsets, ids, lengths = (column.tolist() for column in requests.segments)
-        for first, end in itertools.pairwise(offsets):
-            self.add(ids[first:end], lengths[first:end])
+        begins, counts, ids, lengths = (column.tolist() for column in requests.segments)
+        for first, count in zip(begins, counts, strict=True):
+            self.add(ids[first : first + count], lengths[first : first + count])
 
     def add(self, ids: list[int], lengths: list[int]) -> None:
         """One more request, whose prompt begins with these segments."""

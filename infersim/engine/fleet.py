@@ -178,7 +178,7 @@ class Fleet:
     ) -> int:
         """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`.
 
-        segments: (offsets i8[n + 1], names i8[m], lengths i4[m]): what prompts begin with, as in workload Requests;
+        segments: (begins i8[n], counts i8[n], names i8[m], lengths i4[m]): what prompts begin with (Requests.segments);
         names: i8[n] of each request's own text, which follows, prompt and output; default: names that nobody else has;
         stop_tokens: i4[n, k] where each is a group of k sequences: what each of these generates, at most the request's
         own; default: as much.
@@ -210,9 +210,9 @@ class Fleet:
         if segments is not None:
             if not self.shares_text:
                 raise ValueError("segments need a fleet that shares text")
-            offsets, segment_names, lengths = segments
-            new["first_segment"] = self.num_segments + offsets[:-1]
-            new["num_segments"] = np.diff(offsets)
+            begins, counts, segment_names, lengths = segments
+            new["first_segment"] = self.num_segments + begins
+            new["num_segments"] = counts
             start, self.num_segments = self.num_segments, self.num_segments + len(segment_names)
             if self.num_segments > len(self.segments):
                 grown = np.zeros(max(self.num_segments, 2 * len(self.segments)), state.SEGMENT)

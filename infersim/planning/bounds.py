@@ -49,8 +49,9 @@ class Lengths:
         self.prompts, self.outputs = requests.prompt_tokens.astype("f8"), requests.output_tokens.astype("f8")
         self.own = self.prompts.copy()  # of each prompt, the tokens that no other need have
         if requests.segments is not None:
-            offsets, _, lengths = requests.segments
-            self.own -= np.bincount(np.repeat(np.arange(len(requests)), np.diff(offsets)), lengths, len(requests))
+            begins, counts, _, lengths = requests.segments
+            before = np.append(0, np.cumsum(lengths))
+            self.own -= before[begins + counts] - before[begins]
         self.at = {"mean": (float(self.prompts.min()), float(self.outputs.mean()))}
         for name, percent in PERCENT.items():
             self.at[name] = float(np.percentile(self.prompts, percent)), float(np.percentile(self.outputs, percent))

@@ -89,8 +89,8 @@ def _blocks(requests: Any, i: int, prompt: int, known: dict[Any, int]) -> list[i
     """Ids of a prompt's blocks: what the block before was, and which text fills it."""
     texts: list[tuple[int, int]] = []
     if requests.segments is not None:
-        offsets, ids, lengths = requests.segments
-        mine = slice(int(offsets[i]), int(offsets[i + 1]))
+        begins, counts, ids, lengths = requests.segments
+        mine = slice(int(begins[i]), int(begins[i] + counts[i]))
         texts = list(zip(ids[mine].tolist(), lengths[mine].tolist(), strict=True))
     rest = prompt - sum(length for _, length in texts)
     texts += [(-1 - int(requests.request_id[i]), rest)] if rest > 0 else []

@@ -194,13 +194,12 @@ class Live:
         return int(members[self.door.choose(router, ask, allowed)])
 
     def _add(self, ask: Ask) -> int:
-        offsets = np.array([0, len(ask.names)])
         row = self.fleet.add(
             ask.prompt_tokens,
             ask.output_tokens,
             ask.max_tokens,
             1,
-            segments=(offsets, ask.names, ask.lengths),
+            segments=(0, len(ask.names), ask.names, ask.lengths),
             priority=ask.priority,
         )
         if row >= len(self._seen):

@@ -73,10 +73,11 @@ def _apart(requests: Requests) -> Requests:
     """The same text under two models, adapters included, is not the same KV: a trace's blocks get a name for each."""
     if requests.model is None or requests.segments is None:
         return requests
-    offsets, ids, _ = requests.segments
-    model, shared, ids = np.repeat(requests.model, np.diff(offsets)), ids >= 0, ids.copy()
+    begins, counts, ids, lengths = requests.segments_one_by_one()
+    model, shared = np.repeat(requests.model, counts), ids >= 0
     _, ids[shared] = np.unique(np.stack((model, ids))[:, shared], axis=1, return_inverse=True)
-    return replace(requests, segment_ids=ids)
+    offsets = np.append(begins, len(ids))
+    return replace(requests, segment_offsets=offsets, segment_ids=ids, segment_lengths=lengths, segment_counts=None)
 
 
 def _draw(workload: Workload, seed: int) -> Requests:

@@ -11,8 +11,9 @@ from ..config.workload import MAX_TOKENS, MaxTokensFactor, Workload
 class Requests:
     """n requests in order of arrival.
 
-    A prompt may begin with segments: request i has `segment_ids[segment_offsets[i] : segment_offsets[i + 1]]`, each of
-    `segment_lengths` tokens; equal ids are equal text. What follows the last segment is the request's own.
+    A prompt may begin with segments: request i has those from `segment_offsets[i]` up to the next request's, or the
+    first `segment_counts[i]` of them where prompts begin alike; each is `segment_lengths` tokens of `segment_ids`, and
+    equal ids are equal text. What follows the last segment is the request's own.
     """
 
     arrival: np.ndarray
@@ -29,6 +30,8 @@ class Requests:
     """i8[m]"""
     segment_lengths: np.ndarray | None = None
     """i4[m], >= 1"""
+    segment_counts: np.ndarray | None = None
+    """i8[n]"""
     session: np.ndarray | None = None
     """i8[n]: equal for requests of one conversation"""
     after: np.ndarray | None = None
@@ -52,11 +55,20 @@ class Requests:
         return len(self.arrival)
 
     @property
-    def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Offsets, ids and lengths of the segments, if there are any."""
+    def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+        """Where each request's begin, i8[n], and how many they are, i8[n]; ids and lengths; if there are any."""
         if self.segment_offsets is None or self.segment_ids is None or self.segment_lengths is None:
             return None
-        return self.segment_offsets, self.segment_ids, self.segment_lengths
+        counts = np.diff(self.segment_offsets) if self.segment_counts is None else self.segment_counts
+        return self.segment_offsets[:-1], counts, self.segment_ids, self.segment_lengths
+
+    def segments_one_by_one(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The same, no segment being part of two prompts; empty if there are none."""
+        none = np.zeros(len(self), "i8"), np.zeros(len(self), "i8"), np.zeros(0, "i8"), np.zeros(0, "i4")
+        begins, counts, ids, lengths = self.segments or none
+        ends = np.cumsum(counts)
+        places = np.arange(counts.sum()) + np.repeat(begins - ends + counts, counts)
+        return ends - counts, counts, ids[places], lengths[places]
 
     def keep(self, rows: np.ndarray) -> "Requests":
         """The rows where the mask bool[n] is true; ids stay."""
@@ -76,11 +88,9 @@ class Requests:
             places = np.append(np.where(rows, np.cumsum(rows) - 1, -1), -1)
             columns["after"] = places[self.after[rows]]
         if self.segments is not None:
-            offsets, ids, lengths = self.segments
-            counts = np.diff(offsets)
-            kept = np.repeat(rows, counts)
-            columns["segment_offsets"] = np.concatenate(([0], np.cumsum(counts[rows])))
-            columns["segment_ids"], columns["segment_lengths"] = ids[kept], lengths[kept]
+            begins, counts, ids, _ = self.segments
+            columns["segment_offsets"] = np.append(begins[rows], len(ids))
+            columns["segment_counts"] = counts[rows]
         return replace(self, **columns)
 
 

@@ -1,7 +1,6 @@
 """Requests that wait for one another: conversations of several turns, users who think, agents whose tools take time."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -48,12 +47,10 @@ def draw_sessions(workload: Workload, n: int, seed: int) -> Requests:
         after=after,
         delay=np.where(after >= 0, delay, 0.0),
     )
-    return replace(requests, **_history(turn, (new + output).astype(np.int32)))
-
-
-def _history(turn: np.ndarray, said: np.ndarray) -> dict[str, Any]:
-    """Segments of the prompts: of turn t the t turns before it, each with its question and answer."""
-    offsets = np.concatenate(([0], np.cumsum(turn)))
-    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], turn)
-    rows = np.repeat(np.arange(len(turn)) - turn, turn) + place
-    return {"segment_offsets": offsets, "segment_ids": own_text(rows), "segment_lengths": said[rows]}
+    return replace(  # of turn t the t turns before it, each with its question and answer, are segments
+        requests,
+        segment_offsets=np.append(first[session], n),
+        segment_ids=own_text(np.arange(n)),
+        segment_lengths=(new + output).astype("i4"),
+        segment_counts=turn,
+    )

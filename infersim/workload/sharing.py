@@ -13,19 +13,26 @@ from .requests import Requests
 
 
 def with_prefixes(requests: Requests, prefixes: Prefixes, seed: int) -> Requests:
-    """The same behind one of `prefixes.count` texts each, by chance: system prompts, tools, documents."""
+    """The same behind one of `prefixes.count` texts each, by chance: system prompts, tools, documents. All prompts of a
+    session begin with one."""
     n = len(requests)
-    chosen = generator(seed, "prefixes").integers(0, prefixes.count, n)
+    who = np.arange(n) if requests.session is None else requests.session
+    chosen = generator(seed, "prefixes").integers(0, prefixes.count, int(who.max()) + 1)[who]
     lengths = draw_lengths(prefixes.tokens, prefixes.count, generator(seed, "prefixes", "tokens"))[chosen]
     longer = requests.prompt_tokens.astype("i8") + lengths
     if longer.max() > MAX_TOKENS:
         raise InputError(f"workload.prefixes: a prompt has {longer.max()} tokens; must be at most {MAX_TOKENS:.0e}")
+    begins, counts, ids, own = requests.segments or (np.arange(n), np.zeros(n, "i8"), np.zeros(0, "i8"), np.zeros(0))
+    heads, rows = np.unique(begins, return_index=True)  # of each session, in which prompts begin alike
+    places = np.minimum(heads, len(ids))
+    starts = places + np.arange(len(heads))
     return replace(
         requests,
         prompt_tokens=longer.astype("i4"),
-        segment_offsets=np.arange(n + 1),
-        segment_ids=chosen.astype("i8"),
-        segment_lengths=lengths.astype("i4"),
+        segment_offsets=np.append(starts[np.searchsorted(heads, begins)], len(ids) + len(heads)),
+        segment_ids=np.insert(ids, places, chosen[rows]),
+        segment_lengths=np.insert(own, places, lengths[rows]).astype("i4"),
+        segment_counts=counts + 1,
     )
 
 
@@ -41,8 +48,7 @@ def with_samples(requests: Requests, workload: Workload, seed: int) -> Requests:
         assert workload.output_tokens is not None
         for k in range(1, n):
             outputs[:, k] = draw_lengths(workload.output_tokens, rows, generator(seed, "output_tokens", k))
-    offsets, ids, lengths = requests.segments or (np.zeros(rows + 1, "i8"), np.zeros(0, "i8"), np.zeros(0, "i4"))
-    counts = np.diff(offsets)
+    _, counts, ids, lengths = requests.segments_one_by_one()
     shared = np.zeros(rows, "i8")
     np.add.at(shared, np.repeat(np.arange(rows), counts), lengths)
     # each prompt's segments, and one for what follows them, which is all samples' own
@@ -71,6 +77,7 @@ def with_samples(requests: Requests, workload: Workload, seed: int) -> Requests:
         segment_offsets=np.concatenate(([0], np.cumsum(per_row))),
         segment_ids=all_ids[take],
         segment_lengths=all_lengths[take],
+        segment_counts=None,
         samples=n,
         notes=(*requests.notes, f"each of a prompt's {n} samples counts as a request"),
     )
