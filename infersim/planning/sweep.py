@@ -56,7 +56,7 @@ def sweep(
     missing = [(i, scenarios[i]) for i, outcome in enumerate(outcomes) if outcome is None]
     for i, outcome in map_unordered(_answer, missing, workers, executor, address):
         if files:
-            text = json.dumps({"set": points[i], **outcome, "sha256": _digest(outcome)}, indent=1, allow_nan=False)
+            text = json.dumps({"set": points[i], **outcome, "sha256": _digest(outcome)}, allow_nan=False)
             replace_text(files[i], text + "\n", "--out")
         outcomes[i] = outcome
         done += 1
