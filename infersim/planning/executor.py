@@ -34,9 +34,9 @@ def map_unordered(
     if executor == "ray":
         cores = _connect_ray(address)
         workers = cores if workers < 0 else workers
-        with joblib.parallel_config(backend="ray", n_jobs=workers):
+        with joblib.parallel_config(backend="ray", n_jobs=workers), joblib.Parallel() as pool:  # its processes stay
             for start in range(0, len(tasks), ROUNDS * workers):
-                yield from joblib.Parallel()(job(task) for task in tasks[start : start + ROUNDS * workers])
+                yield from pool(job(task) for task in tasks[start : start + ROUNDS * workers])
     else:
         pool = joblib.Parallel(n_jobs=min(workers, len(tasks)), return_as="generator_unordered")
         with uninterrupted():  # workers start in here and stay deaf: they are ended by us
