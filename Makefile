@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-slow fuzz explore lint pictures profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow fuzz explore lint pictures performance profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -43,6 +43,10 @@ lint: $(VENV)/.installed-test
 
 pictures: $(VENV)/.installed-test  # of the studio, in reports/; needs chromium
 	$(BIN)/python tests/pictures.py
+
+# reports/performance.md, against another checkout: make performance AGAINST=../infersim-old
+performance: $(VENV)/.installed-test
+	$(BIN)/python tests/benchmarks/performance.py --against $(AGAINST) $(if $(TRACE),--trace $(TRACE))
 
 # The calibrated hardware profiles, from a folder of measured kernels: make profiles DATA=../shared/data/kernels
 AICONFIGURATOR := ai-dynamo/aiconfigurator, Apache-2.0, (c) NVIDIA, modified
