@@ -1,5 +1,7 @@
 """One run: description in, records out."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -86,6 +88,19 @@ def run_until_decided(
         scenario = scenario.model_copy(update={"workload": workload})
 
 
+def watched(scenario: Scenario, seed: int, watch: Callable[[Fleet], None]) -> None:
+    """Simulates once more, and lets `watch` advance the fleet and look at it once all requests are submitted: where it
+    is stopped changes nothing. What goes on after is not simulated. Where replicas interact, nobody is called."""
+    kinds = deployments_of(scenario)
+    with contextlib.suppress(_Seen):
+        requests = build_requests(scenario.workload, seed, Path())
+        _simulate(scenario, kinds, sites_of(scenario, kinds), requests, seed, None, False, watch)
+
+
+class _Seen(Exception):
+    """Everything that was to be watched has been."""
+
+
 def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False) -> Result:
     """Serve these requests instead of the scenario's, once; what clients ask for is its workload's max_tokens."""
     kinds = deployments_of(scenario)
@@ -146,6 +161,7 @@ def _simulate(
     seed: int,
     progress: Progress | None,
     save_detailed: bool,
+    watch: Callable[[Fleet], None] | None = None,
 ) -> Result:
     load = scenario.workload
     which = pools_of(requests, [site for _, site in sites])
@@ -183,7 +199,14 @@ def _simulate(
         None if sent.tenant is None else tenants[sent.tenant],
         stop_tokens,
     )
-    served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress)
+
+    def look(fleet: Fleet | None) -> None:
+        if watch and fleet:
+            watch(fleet)
+        if watch:
+            raise _Seen
+
+    served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress, look)
     with uninterrupted():
         if streams:
             each = [

@@ -1,6 +1,7 @@
 """The studio: every input is a key of the scenario, every answer a run of the YAML, and no other page is heard."""
 
 import http.client
+import itertools
 import json
 import random
 import subprocess
@@ -15,10 +16,13 @@ from hypothesis import strategies as st
 from infersim.config.errors import InputError
 from infersim.config.scenario import load_scenario
 from infersim.explain.summary import summarize
+from infersim.metrics.latency import measure
 from infersim.planning.capacity import capacity
+from infersim.planning.steps import steps_of
 from infersim.report.studio import memory_log
 from infersim.run import run
-from infersim.serve.studio.controls import Form, changes_of, controls
+from infersim.serve.studio.control import Form
+from infersim.serve.studio.controls import changes_of, controls, text_alone
 from infersim.serve.studio.edit import Remove, read, set_key
 from infersim.serve.studio.work import first_look, measured, plan, refine, scenario_of
 
@@ -127,6 +131,36 @@ def test_every_input_is_its_key(text):
     assert seen >= 15
 
 
+@pytest.mark.parametrize("settings", [{}, {"engine.max_num_seqs": 8}, {"engine.async_scheduling": False},
+                                      {"cluster.replicas": 2}])  # fmt: skip
+def test_steps_of_a_second_are_those_of_the_run(settings):
+    """Every token that a step computes is somebody's, prompts of all seconds add up to all prompts, and the replica
+    holds no more blocks than at its peak."""
+    text = BASE
+    for key, value in settings.items():
+        text = set_key(text, key, value, None)
+    result = run(scenario_of(text, None))[0]
+    found = steps_of(result, 0.0, result.end_time)
+    row = result.replicas.rows[found["replica"]]
+    steps = found["steps"]
+    assert sum(step["tokens"] for step in steps) == row["num_scheduled_tokens"]
+    assert all(s["tokens"] == sum(n for _, n, _ in s["prompts"]) + len(s["decodes"]) for s in steps)
+    computed = {}
+    for i, tokens, _ in (each for step in steps for each in step["prompts"]):
+        computed[i] = computed.get(i, 0) + tokens
+    mine = result.requests[result.requests["replica"] == found["replica"]]
+    assert list(computed.values()) == (mine["prompt_tokens"] - mine["num_cached_tokens"]).tolist()
+    assert max(step["blocks"] for step in steps) == row["peak_blocks"]
+    assert all(a["end"] < b["end"] for a, b in itertools.pairwise(steps))
+
+
+def test_what_no_input_shows_is_named():
+    text = set_key(set_key(BASE, "simulation.warmup", 3, None), "workload.retries", 2, None)
+    groups = controls(scenario_of(BASE, None), read(BASE))
+    assert text_alone(read(BASE), groups) == []
+    assert text_alone(read(text), groups) == ["workload.retries", "simulation.warmup"]
+
+
 def test_the_first_answer_is_a_run_of_the_first_requests():
     """Common random numbers: the first requests of a long run, at any other setting too."""
     scenario = scenario_of(BASE, None)
@@ -154,7 +188,7 @@ def test_the_whole_answer_is_the_run():
     assert numbers["largest_rate"] > 5
     pieces = {name for message in messages for name in message.get("parts", {})}
     assert pieces == {"latency", "memory", "spent", "lengths", "time", "requests", "assumed", "commands", "compare",
-                      "load", "help"}  # fmt: skip
+                      "load", "help", "steps"}  # fmt: skip
     assert all(number["other"].startswith("A ") for number in head["numbers"][:4])
     assert messages[-1]["done"]
 
@@ -210,6 +244,10 @@ def test_a_measured_file_is_compared(tmp_path):
     content = result.to_pandas().to_csv(index=False)
     message = heard(measured, BASE, None, "mine.csv", content)[-1]
     assert "mine.csv" in message["parts"]["measured"]
+    (point,) = message["points"]
+    assert point["p99_ttft_ms"] == pytest.approx(measure(result)["p99_ttft_ms"])
+    drawn = next(m["parts"]["load"] for m in heard(refine, BASE, None, None, [point]) if "load" in m.get("parts", {}))
+    assert "measured p99" in drawn
     with pytest.raises(InputError, match=r"odd\.json"):
         heard(measured, BASE, None, "odd.json", "{}")
 

@@ -52,8 +52,10 @@ def serve(
     clients: Clients,
     seed: int,
     progress: Progress | None,
+    look: Callable[[Fleet | None], None],
 ) -> Served:
-    """Run all requests to their end, through the replicas of the fleet in the order of spec.groups."""
+    """Run all requests to their end, through the replicas of the fleet in the order of spec.groups. look: called before
+    they are run, where that is one call."""
     n, k = len(requests), len(sites)
     last = float(requests.arrival[-1])
     for name, router in spec.routers.items():
@@ -67,11 +69,13 @@ def serve(
         replica = 0 if k == 1 else _assign(policy, sites, requests, seed)
         columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens, clients.max_tokens)
         fleet.submit(replica, *columns, **columns_beside(requests, clients))
+        look(fleet)
         interrupted = _advance(fleet, last, progress)
         end = _end(fleet)
         route = {"policy": policy if k > 1 else None}
         return Served(fleet.requests, np.arange(n, dtype="i4"), np.full(k, end), end, route, 0, interrupted)
 
+    look(None)
     from .autoscaler import Autoscaler  # simpy is for runs that need it
     from .failures import Failures
     from .front import Front

@@ -239,8 +239,11 @@ def _against_throughput(named: Named, metric: str) -> dict[str, Any]:
         points, knee = briefing["curve"]["points"], briefing["curve"]["knee"]
         throughput = [p["metrics"]["output_throughput"] for p in points]
         for statistic in ("p99",) if name else ("median", "p99"):
-            latencies = [p["metrics"][f"{statistic}_{metric}_ms"] for p in points]
-            lines.append(Series(f"{statistic} {name or metric}", throughput, latencies))
+            key = f"{statistic}_{metric}_ms"
+            lines.append(Series(f"{statistic} {name or metric}", throughput, [p["metrics"][key] for p in points]))
+            if seen := [p for p in briefing.get("measured", ()) if "output_throughput" in p and key in p]:
+                x, y = ([p[column] for p in seen] for column in ("output_throughput", key))
+                lines.append(Series(f"measured {statistic}", x, y, True))
         if not name and (now := briefing["answer"]["metrics"]["output_throughput"]):
             marks.append(Mark(now, "this run"))
         if knee is not None:

@@ -233,6 +233,56 @@ def requests_section(bars: dict[str, list]) -> dict[str, Any]:
     return {"id": "requests", "title": "Requests one by one", "charts": [picture]}
 
 
+MOST_NAMED = 8  # requests of a step by name
+
+
+def steps_section(found: dict[str, Any]) -> dict[str, Any]:
+    """One second step by step. found: planning.steps'."""
+    steps = found["steps"]
+    words = f"Step by step from {found['at']:,.1f} s"
+    if not steps:
+        why = "no step ends in this second, or replicas interact while they run, which is not watched"
+        return {"id": "steps", "title": words, "text": f"Nothing to show: {why}."}
+    end = [step["end"] for step in steps]
+    prompts = [sum(tokens for _, tokens, _ in step["prompts"]) for step in steps]
+    others = [step["tokens"] - own for step, own in zip(steps, prompts, strict=True)]
+    batch, blocks = [len(s["prompts"]) + len(s["decodes"]) for s in steps], [s["blocks"] for s in steps]
+    waiting, points = [step["waiting"] for step in steps], len(steps) < 200
+    charts = [
+        ("Tokens of each step", "tokens", [("of prompts", prompts), ("of answers", others)]),
+        ("Requests in the batch, and waiting", "requests", [("in the batch", batch), ("waiting", waiting)]),
+        ("KV blocks held", "blocks", [("held", blocks)]),
+    ]
+    rows = [
+        [round(step["end"], 4), round(step["ms"], 3), len(step["decodes"]), ", ".join(_parts(step)), step["waiting"],
+         step["blocks"]]
+        for step in steps
+    ]  # fmt: skip
+    head = ["ends, s", "ms", "decode", "computes", "waiting", "KV blocks"]
+    where = f"replica {found['replica']}, the busiest" if found["replica"] else "each point a step"
+    return {
+        "id": "steps",
+        "title": words,
+        "charts": [
+            {"title": title, "note": where, "svg": chart(title, f"{len(steps)} steps.", [
+                Series(name, end, y, points, joined=points) for name, y in series], "s", unit)}
+            for title, unit, series in charts
+        ],
+        "folded": [table("Every step", head, rows)],
+    }  # fmt: skip
+
+
+def _parts(step: dict[str, Any]) -> list[str]:
+    """Prompts and answers that a step computes."""
+    named = [f"{tokens:,} of {whole:,} prompt tokens of {i}" for i, tokens, whole in step["prompts"][:MOST_NAMED]]
+    more = len(step["prompts"]) - MOST_NAMED
+    named += [f"{more} more prompts"] if more > 0 else []
+    decodes = step["decodes"]
+    dots = " …" if len(decodes) > MOST_NAMED else ""
+    named += [f"answers of {' '.join(map(str, decodes[:MOST_NAMED]))}{dots}"] if decodes else []
+    return named + ([f"preempts {' '.join(map(str, step['preempted']))}"] if step["preempted"] else [])
+
+
 def settings_section(answer: dict[str, Any]) -> dict[str, Any]:
     """Every knob of the engine with its value and where it comes from, and what was assumed."""
     engine = answer["engine"]
@@ -303,9 +353,9 @@ def _deployment(answer: dict[str, Any]) -> str:
     return f"{found['replicas']} x {each} {found['hardware']}, up to {most} requests/s"
 
 
-def measured_section(documents: list[dict[str, Any]], curve: dict[str, Any]) -> dict[str, Any]:
-    """Measured runs against the prediction for the same requests, and on the load curve. documents:
-    calibration.validation's; curve: planning.outlook's."""
+def measured_section(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Measured runs against the prediction for the same requests; they are points of the load curve too. documents:
+    calibration.validation's."""
     tables, notes = [], []
     for document in documents:
         rows = [
@@ -318,19 +368,4 @@ def measured_section(documents: list[dict[str, Any]], curve: dict[str, Any]) -> 
         if document["points_to"]:
             notes.append(f"{document['where']} points to {document['points_to']}")
         notes += document["notes"]
-    charts = [_measured_chart(documents, curve["points"], metric) for metric in ("ttft", "tpot")]
-    return {"id": "measured", "title": "Measured and predicted", "tables": tables, "notes": notes, "charts": charts}
-
-
-def _measured_chart(documents: list[dict[str, Any]], points: list[dict[str, Any]], metric: str) -> dict[str, Any]:
-    name, words = f"p99_{metric}_ms", f"{WORDS[metric]} p99 against output tokens per second"
-    errors = [document["errors"] for document in documents]
-    known = [each for each in errors if name in each and "output_throughput" in each]
-    x, y = ([each[key]["measured"] for each in known] for key in ("output_throughput", name))
-    throughput = [point["metrics"]["output_throughput"] for point in points]
-    series = [
-        Series("predicted at other loads", throughput, [point["metrics"][name] for point in points]),
-        Series("measured", x, y, True),
-    ]
-    about = "The measured run beside the curve of the scenario."
-    return {"title": words, "svg": chart(words, about, series, "output tokens/s", "ms", y_log=True)}
+    return {"id": "measured", "title": "Measured and predicted", "tables": tables, "notes": notes}

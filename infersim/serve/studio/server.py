@@ -25,7 +25,8 @@ from infersim.models.catalog import names as model_names
 from infersim.report.html import templates
 from infersim.report.studio import head_of
 
-from .controls import Control, Group, changes_of, controls
+from .control import Control, Group
+from .controls import changes_of, controls, text_alone
 from .edit import WHERE, read, set_key
 from .jobs import Jobs
 from .work import first_look, parts_at_a_glance, scenario_of
@@ -98,7 +99,7 @@ class Studio:
         found["took_ms"] = round(1e3 * (time.perf_counter() - began), 1)
         if "errors" in found:
             return JSONResponse(found)
-        arguments = {"text": found["text"], "near": self.near, "pin": pin}
+        arguments = {"text": found["text"], "near": self.near, "pin": pin, "points": _points(body.get("points"))}
         return Streamed(self._then(found, "refine", arguments))
 
     def _first(self, text: str, changes: Any, pin: str | None) -> dict[str, Any]:
@@ -120,6 +121,7 @@ class Studio:
             found = {
                 "text": text,
                 "controls": _values(groups),
+                "alone": text_alone(read(text), groups),
                 "inputs": _inputs(tuple((name, tuple(c.bare() for c in group)) for name, group in groups if group)),
                 "head": head_of(brief),
                 "parts": parts_at_a_glance(brief),
@@ -180,6 +182,11 @@ class Studio:
             arguments["asked"] = body.get("asked") or {}
         elif kind == "measured":
             arguments |= {"name": str(body.get("name", ""))[:200], "content": str(body.get("content", ""))}
+        elif kind == "steps":
+            at = body.get("at")
+            if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e9:
+                raise InputError(f"{WHERE}: at: must be a second of the run (got {str(at)[:40]})")
+            arguments["at"] = float(at)
         elif kind != "report":
             return JSONResponse({"errors": [f"there is no {kind[:40]}"]}, 404)
         return Streamed(self.jobs.run(kind, arguments))
@@ -193,6 +200,12 @@ class Studio:
         path.write_text(str(body.get("content", "")), encoding="utf-8")
         load_model(path)
         return JSONResponse({"model": str(path.parent)})
+
+
+def _points(sent: Any) -> list[dict[str, float]]:
+    """Measured runs as the page keeps them: numbers by the names of metrics."""
+    known = [each for each in sent if isinstance(each, dict)] if isinstance(sent, list) else []
+    return [{str(key): value for key, value in each.items() if isinstance(value, int | float)} for each in known[:1000]]
 
 
 def _values(groups: list[Group]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 // The page sends the text and what was changed; the server answers with numbers and pictures. Nothing is computed here
 // but where a slider's knob stands.
 const $ = (id) => document.getElementById(id);
-const page = { text: $("yaml").value, pin: null, values: new Map(), open: new Map(), inputs: "", changes: new Map(), typed: false,
+const page = { text: $("yaml").value, pin: null, points: [], values: new Map(), open: new Map(), inputs: "", changes: new Map(), typed: false,
   number: 0, waiting: false, dirty: true, stream: null, since: 0 };
 
 async function* lines(reply) {
@@ -41,7 +41,7 @@ async function pump() {
   page.waiting = true;
   page.since = 0;
   try {
-    const reply = await post("/answer", { text: page.text, changes, pin: page.pin }, stream.signal);
+    const reply = await post("/answer", { text: page.text, changes, pin: page.pin, points: page.points }, stream.signal);
     let first = true;
     for await (const message of lines(reply)) {
       if (number !== page.number) return;
@@ -69,11 +69,13 @@ function paint(message, first) {
     document.body.classList.toggle("old", Boolean(message.errors));
     if (message.errors) return;
     if (message.inputs !== page.inputs) { page.inputs = message.inputs; shape(message.inputs); }
+    $("alone").textContent = message.alone.length ? ` Set in the text alone: ${message.alone.join(", ")}.` : "";
     const before = page.values;
     page.values = new Map(message.controls.map((control) => [control.key, control]));
     values(before);
   } else if (message.errors) problems(message.errors);
   if (message.head) head(message.head);
+  if (message.at !== undefined && document.activeElement !== $("step-at")) $("step-at").value = Number(message.at.toFixed(1));
   if (first) for (const place of document.querySelectorAll(".follows")) place.classList.add("earlier");
   for (const [name, html] of Object.entries(message.parts ?? {})) part(name, html);
   if (first && !page.pin) part("compare", "");
@@ -328,6 +330,18 @@ function candidates(plan) {
   }));
 }
 
+// --- steps of one second --------------------------------------------------------------------------------------------------------
+
+$("steps-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const number = page.number;
+  for await (const message of lines(await post("/job/steps", { text: page.text, at: Number($("step-at").value) }))) {
+    if (number !== page.number) return;  // something has moved since
+    if (message.errors) problems(message.errors);
+    if (message.parts) part("steps", message.parts.steps);
+  }
+});
+
 // --- files, and single requests --------------------------------------------------------------------------------------------------
 
 async function take(file) {
@@ -353,7 +367,8 @@ async function take(file) {
   for await (const message of lines(await post("/job/measured", { text: page.text, name: file.name, content }))) {
     if (message.progress) $("file-words").textContent = message.progress;
     if (message.errors) $("file-words").textContent = message.errors.join("; ");
-    if (message.parts) { part("measured", message.parts.measured); $("file-words").textContent = ""; $("measure").scrollIntoView(); }
+    if (message.parts) { part("measured", message.parts.measured); $("file-words").textContent = "its points are on the load curves"; $("measure").scrollIntoView(); }
+    if (message.points) { page.points.push(...message.points); ask(); }
   }
 }
 $("file").addEventListener("change", () => { if ($("file").files[0]) take($("file").files[0]); $("file").value = ""; });

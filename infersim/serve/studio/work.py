@@ -5,7 +5,7 @@ import json
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from infersim.planning.briefing import brief, brief_run, glance
 from infersim.planning.capacity import capacity
 from infersim.planning.limits import with_limits
 from infersim.planning.outlook import load_curve, what_if
+from infersim.planning.steps import steps_of
 from infersim.report.export import bench_command, manifests, starting_commands
 from infersim.report.html import render_page, render_section
 from infersim.report.sections import latency, load, memory, over_time, resources, run_page
@@ -33,6 +34,7 @@ from infersim.report.studio import (
     plan_section,
     requests_section,
     settings_section,
+    steps_section,
 )
 from infersim.run import run
 
@@ -97,8 +99,8 @@ def piece(section: dict[str, Any], name: str) -> str:
     return render_section(section).replace("chart-", f"{name}-chart-") if section else ""
 
 
-def refine(say: Say, text: str, near: Path | None, pin: str | None) -> None:
-    """The whole run, then what surrounds it, the most telling first."""
+def refine(say: Say, text: str, near: Path | None, pin: str | None, points: Sequence[dict[str, float]] = ()) -> None:
+    """The whole run, then what surrounds it, the most telling first. points: metrics of measured runs."""
     scenario = scenario_of(text, near)
     started = time.perf_counter()
 
@@ -115,10 +117,11 @@ def refine(say: Say, text: str, near: Path | None, pin: str | None) -> None:
         found["other"] = _compared(say, scenario, scenario_of(pin, near))
         say({"head": head_of(found)})
     found["answer"] = with_limits(found["answer"], results[0])
-    say({"head": head_of(found)})
+    second = steps_of(results[0])
+    say({"head": head_of(found), "parts": {"steps": piece(steps_section(second), "steps")}, "at": second["at"]})
     say({"progress": "other loads"})
     curve = load_curve(scenario)
-    say({"parts": {"load": piece(load({"": found | {"curve": curve}}), "load")}})
+    say({"parts": {"load": piece(load({"": found | {"curve": curve, "measured": points}}), "load")}})
     if len(results) == 1 and took < PATIENCE:
         _error_bars(say, scenario, results[0], found)
     say({"progress": "what would help"})
@@ -130,6 +133,16 @@ def refine(say: Say, text: str, near: Path | None, pin: str | None) -> None:
 
     found["largest"] = capacity(scenario, between)
     say({"head": head_of(found), "done": True})
+
+
+def steps(say: Say, text: str, near: Path | None, at: float) -> None:
+    """One second of the run, step by step."""
+    found = steps_of(run(_once(scenario_of(text, near)))[0], at)
+    say({"parts": {"steps": piece(steps_section(found), "steps")}, "done": True})
+
+
+def _once(scenario: Scenario) -> Scenario:
+    return scenario.model_copy(update={"simulation": scenario.simulation.model_copy(update={"replications": 1})})
 
 
 def _whole(results: list[Result]) -> str:
@@ -223,12 +236,12 @@ def measured(say: Say, text: str, near: Path | None, name: str, content: str) ->
             raise InputError(problem.replace(str(path), name) for problem in error.problems) from None
     for document in documents:
         document["where"] = name
-    say({"progress": "other loads"})
-    curve = load_curve(scenario)
-    say({"parts": {"measured": piece(measured_section(documents, curve), "measured")}, "done": True})
+    points = [{key: error["measured"] for key, error in each["errors"].items()} for each in documents]
+    say({"parts": {"measured": piece(measured_section(documents), "measured")}, "points": points, "done": True})
 
 
-JOBS: dict[str, Callable[..., None]] = {"refine": refine, "report": report, "plan": plan, "measured": measured}
+JOBS: dict[str, Callable[..., None]] = {"refine": refine, "report": report, "plan": plan, "measured": measured,
+                                        "steps": steps}  # fmt: skip
 
 
 def work(connection: Any, kind: str, arguments: dict[str, Any]) -> None:
