@@ -243,7 +243,7 @@ def steps_section(found: dict[str, Any]) -> dict[str, Any]:
     if not steps:
         why = "no step ends in this second, or replicas interact while they run, which is not watched"
         return {"id": "steps", "title": words, "text": f"Nothing to show: {why}."}
-    end = [step["end"] for step in steps]
+    since = [1e3 * (step["end"] - found["at"]) for step in steps]
     prompts = [sum(tokens for _, tokens, _ in step["prompts"]) for step in steps]
     others = [step["tokens"] - own for step, own in zip(steps, prompts, strict=True)]
     batch, blocks = [len(s["prompts"]) + len(s["decodes"]) for s in steps], [s["blocks"] for s in steps]
@@ -265,7 +265,7 @@ def steps_section(found: dict[str, Any]) -> dict[str, Any]:
         "title": words,
         "charts": [
             {"title": title, "note": where, "svg": chart(title, f"{len(steps)} steps.", [
-                Series(name, end, y, points, joined=points) for name, y in series], "s", unit)}
+                Series(name, since, y, points, joined=points) for name, y in series], "ms", unit)}
             for title, unit, series in charts
         ],
         "folded": [table("Every step", head, rows)],
