@@ -93,10 +93,12 @@ def own_bytes(speculation: Speculation, target: Placement) -> tuple[float, float
     return (model.num_params - model.embedding_params - shared) * width / tensor, kv
 
 
-def with_drafter(memory: Memory, weights: float, kv_per_token: float) -> Memory:
-    """The waterfall with a drafter in it: its weights go off the KV cache, its keys and values into every block."""
+def with_drafter(memory: Memory, weights: float, kv_per_token: float, given: int | None = None) -> Memory:
+    """The waterfall with a drafter in it: its weights go off the KV cache, its keys and values into every block.
+
+    given: num_gpu_blocks_override, which stands."""
     block_bytes = memory.block_bytes + kv_per_token * memory.block_size
-    blocks = int((memory.num_gpu_blocks * memory.block_bytes - weights) // block_bytes)
+    blocks = given or int((memory.num_gpu_blocks * memory.block_bytes - weights) // block_bytes)
     if blocks < 2:
         raise InputError(f"speculation: the drafter's {weights / 2**30:.2f} GiB leave no KV cache; must be smaller")
     return replace(

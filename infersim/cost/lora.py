@@ -50,9 +50,11 @@ def _widths(layer, hidden_size: int) -> int:
     return sum(FUSED.get(linear.name, 1) * linear.inputs + linear.outputs for linear in linears)
 
 
-def with_adapters(memory: Memory, size: float) -> Memory:
-    """The waterfall with the adapters' slots in it, which vLLM takes when it loads the model: off the KV cache."""
-    blocks = int((memory.num_gpu_blocks * memory.block_bytes - size) // memory.block_bytes)
+def with_adapters(memory: Memory, size: float, given: int | None = None) -> Memory:
+    """The waterfall with the adapters' slots in it, which vLLM takes when it loads the model: off the KV cache.
+
+    given: num_gpu_blocks_override, which stands."""
+    blocks = given or int((memory.num_gpu_blocks * memory.block_bytes - size) // memory.block_bytes)
     if blocks < 2:
         raise InputError(f"lora: slots of {size / 2**30:.2f} GiB leave no KV cache; max_loras must be smaller")
     return replace(

@@ -155,7 +155,7 @@ def _deploy(
         memory, resolved = _beside_drafter(placement, resolved, memory, speculation)
     if lora is not None:
         slot = adapter_bytes(placement, lora.slot_rank)
-        memory = with_adapters(memory, lora.max_loras * slot)
+        memory = with_adapters(memory, lora.max_loras * slot, resolved.num_gpu_blocks_override)
         resolved = _shortened(resolved, memory, "beside the adapters")
     gpus = parallelism.num_gpus // parallelism.attention_data
     check(**vars(resolved), block_bytes=memory.block_bytes, block_of_all=memory.block_bytes * gpus)
@@ -182,7 +182,7 @@ def _beside_drafter(
 ) -> tuple[Memory, ResolvedEngine]:
     """Memory and engine when the drafter has taken its part."""
     weights, kv = own_bytes(speculation, placement)
-    memory = with_drafter(memory, weights, kv)
+    memory = with_drafter(memory, weights, kv, engine.num_gpu_blocks_override)
     if speculation.drafter and (own := drafter_placement(speculation, placement)):
         memory = _as_drafter_holds(memory, own, engine)
     return memory, _shortened(engine, memory, "beside the drafter")
@@ -196,6 +196,8 @@ def _as_drafter_holds(memory: Memory, own: Placement, engine: ResolvedEngine) ->
         raise InputError([f"speculation.drafter: {problem}" for problem in error.problems]) from None
     tables = sum(group.tables for group in memory.kv_groups)
     blocks = min(memory.num_gpu_blocks, alone.num_gpu_blocks * tables)
+    if blocks < (given := engine.num_gpu_blocks_override or 0):
+        raise InputError(f"engine.num_gpu_blocks_override: the drafter's GPU has room for {blocks} (got {given})")
     return replace(
         memory,
         num_gpu_blocks=blocks,
@@ -213,6 +215,8 @@ def _shortened(engine: ResolvedEngine, memory: Memory, how: str) -> ResolvedEngi
     is longer."""
     tables = sum(group.tables for group in memory.kv_groups if group.window != 1)
     blocks = memory.num_gpu_blocks - 1 - sum(group.tables for group in memory.kv_groups if group.window == 1)
+    if not tables:  # states alone: nothing grows
+        return engine
     if engine.allocator == "buddy":
         blocks = 1 << (blocks.bit_length() - 1)
     longest = blocks // tables * memory.block_size
