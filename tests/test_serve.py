@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,20 +150,27 @@ def test_other_hostile_things(served):
         one.close()
 
 
-VLLM = {
-    "gauge": "num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc"
-    " engine_sleep_state cache_config_info",
-    "counter": "num_preemptions prompt_tokens prompt_tokens_cached generation_tokens request_success"
-    " prefix_cache_queries prefix_cache_hits external_prefix_cache_queries external_prefix_cache_hits"
-    " mm_cache_queries mm_cache_hits corrupted_requests prompt_tokens_by_source admission_rejections",
-    "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds"
-    " e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds"
-    " request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens"
-    " request_max_num_generation_tokens request_params_n request_params_max_tokens iteration_tokens_total"
-    " request_num_preemptions request_prefill_kv_computed_tokens",
-}
-"""names and types of vLLM 0.33 (v1/metrics/loggers.py), as far as they are served"""
-OLD = {"gpu_cache_usage_perc": "gauge", "time_per_output_token_seconds": "histogram"}
+GOLDEN = (Path(__file__).parent / "vllm_metrics.txt").read_text()
+"""names, types and labels of vLLM 0.33, beside model_name and engine"""
+OLD = {"gpu_cache_usage_perc": ("gauge", set()), "time_per_output_token_seconds": ("histogram", set())}
+"""names that it has dropped and others still ask for"""
+
+
+def golden(*parts):
+    """name -> (type, labels) of some parts of the list."""
+    found, part = {}, ""
+    for line in GOLDEN.splitlines():
+        if line.startswith("#"):
+            part = line.removeprefix("# ")
+        elif part in parts:
+            name, kind, *labels = line.split()
+            found[name] = (kind, set(labels))
+    return found
+
+
+def shape_of(family):
+    labels = {label for sample in family.samples for label in sample.labels} - {"model_name", "engine", "le"}
+    return family.type, labels
 
 
 def test_metrics_have_vllms_names_and_hold(served):
@@ -170,12 +178,11 @@ def test_metrics_have_vllms_names_and_hold(served):
     served.post("/v1/completions", prompt="a", max_tokens=5, ignore_eos=True)
     page = served.ask("GET", "/metrics")[1].decode()
     families = {family.name.removeprefix("vllm:"): family for family in parser.text_string_to_metric_families(page)}
-    expected = {name: kind for kind, names in VLLM.items() for name in names.split()} | OLD
-    assert {name: family.type for name, family in families.items()} == expected
-    for family in families.values():
+    assert {name: shape_of(family) for name, family in families.items()} == golden("always") | OLD
+    for name, family in families.items():
         for sample in family.samples:
             assert sample.labels["model_name"] == MODEL
-            assert sample.labels["engine"] == "0"
+            assert (sample.labels.get("engine") == "0") == (name != "admission_rejections")
     requests = served.live.fleet.requests
     done = requests[requests["status"] == COMPLETED]
 
@@ -235,6 +242,7 @@ def test_accepted_drafts_are_counted_by_position():
     with Served(scenario(speculation=drafts)) as served:
         served.post("/v1/completions", prompt="a", max_tokens=200, ignore_eos=True)
         families = families_of(served.ask("GET", "/metrics")[1], "vllm")
+        assert {name: shape_of(families[name]) for name in golden("with speculation")} == golden("with speculation")
         samples = [s for s in families["spec_decode_num_accepted_tokens_per_pos"].samples if s.name.endswith("_total")]
         accepted = [s.value for s in sorted(samples, key=lambda s: int(s.labels["position"]))]
         assert len(accepted) == 3
@@ -267,6 +275,7 @@ def test_adapters_are_models(served):
         answer = served.post("/v1/completions", model=model, prompt=prompt, max_tokens=2, ignore_eos=True)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
     families = families_of(served.ask("GET", "/metrics")[1], "vllm")
+    assert shape_of(families["lora_requests_info"]) == golden("with adapters")["lora_requests_info"]
     assert families["lora_requests_info"].samples[0].labels["max_lora"] == "1"
     assert served.ask("POST", "/v1/unload_lora_adapter", adapter)[0] == 200
     assert served.ask("POST", "/v1/unload_lora_adapter", adapter)[0] == 404
@@ -324,12 +333,36 @@ def test_admission_holds_back_and_refuses():
         assert refused
         assert served.live.fleet.num_requests == len(done)
         families = families_of(served.ask("GET", "/metrics")[1], "vllm")
-        (total,) = [s for s in families["admission_rejections"].samples if s.name.endswith("_total")]
-        assert total.value == len(refused)
+        total = sum(s.value for s in families["admission_rejections"].samples if s.name.endswith("_total"))
+        assert total == len(refused)
         requests = outcome.result(served.live).requests
         assert (requests["arrival"] <= requests["sent"]).all()
         assert (requests["sent"] - requests["arrival"]).max() > 0.05
         idle(served)
+
+
+def test_queue_limits_refuse():
+    """vLLM's max_num_queued_reqs counts what runs and what waits, max_num_queued_tokens prompts without a token."""
+    few = {"replicas": 1, "admission": {"max_num_queued_reqs": 3, "max_num_queued_tokens": 5000}}
+    with Served(scenario(cluster=few)) as served:
+        body = {"prompt": [1] * 50, "max_tokens": 40, "ignore_eos": True}
+        with concurrent.futures.ThreadPoolExecutor(9) as pool:
+            answers = list(pool.map(lambda _: served.ask("POST", "/v1/completions", body), range(9)))
+        assert {answer[0] for answer in answers} == {200, 503}
+        assert all(answer[2]["retry-after"] == "1" for answer in answers if answer[0] == 503)
+        assert served.ask("POST", "/v1/completions", body | {"n": 4})[0] == 503
+        idle(served)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            longs = {"prompt": [2] * 60_000, "max_tokens": 1}
+            one = pool.submit(served.ask, "POST", "/v1/completions", longs)
+            while not served.live.num_live:
+                time.sleep(0.001)
+            assert served.ask("POST", "/v1/completions", body)[0] == 503
+            assert one.result()[0] == 200
+        families = families_of(served.ask("GET", "/metrics")[1], "vllm")
+        refused = {s.labels["reason"]: s.value for s in families["admission_rejections"].samples}
+        assert refused["max_num_queued_reqs"] == sum(answer[0] == 503 for answer in answers) + 1
+        assert refused["max_num_queued_tokens"] == 1
 
 
 def leave(port, number, tokens=100_000):
@@ -482,7 +515,7 @@ def test_a_slow_replica_and_speed():
         started = time.perf_counter()
         fast = one.post("/v1/completions", prompt="a", max_tokens=1000, ignore_eos=True)["metrics"]
         assert fast["mean_itl_ms"] == pytest.approx(plain, rel=0.02)
-        assert time.perf_counter() - started < 1000 * plain / 1e3 / 10
+        assert time.perf_counter() - started < 1000 * plain / 1e3 / 2
 
 
 def test_text():

@@ -197,6 +197,11 @@ def test_the_side_cars_two_hops():
         ttft = whole["metrics"]["time_to_first_token_ms"] / 1e3
         assert size / 1e9 + 0.001 < ttft < size / 1e9 + 0.001 + 0.1
         idle(served)  # every block is free, on both
+        page = served.ask("GET", "/metrics")[1].decode()
+        assert 'vllm:nixl_xfer_time_seconds_count{model_name="Llama-3.1-8B",engine="0"} 1\n' in page
+        assert f'vllm:nixl_bytes_transferred_sum{{model_name="Llama-3.1-8B",engine="0"}} {float(size)}\n' in page
+        assert ',source="external_kv_transfer"} 1999\n' in page
+        assert ',stage="in_progress"} 0\n' in page
         status, data, _ = served.ask("POST", "/v1/completions", {"prompt": prompt, "kv_transfer_params": said})
         assert (status, "no replica keeps" in json.loads(data)["error"]["message"]) == (500, True)
     with Served(scenario()) as served:
@@ -208,7 +213,10 @@ def test_kept_blocks_are_freed_whatever_becomes_of_them():
     with Served(scenario(cluster=pools(bandwidth="0.2 GB/s")), ports=True) as served:
         first_hop(served, list(range(500)))
         served.post("/simulate/speed", speed=1000)
+        time.sleep(0.1)
         idle(served)  # the lease is over
+        assert "nixl_num_kv_expired_reqs_total" in served.ask("GET", "/metrics", port=served.port + 1)[1].decode()
+        assert served.live.hand_over.expired == [0, 1]
         served.post("/simulate/speed", speed=1)
         for crash in (None, 0, 1):
             said = first_hop(served, list(range(1000 + 100 * (crash or 0), 3000)))

@@ -1,7 +1,6 @@
 """The routes: vLLM's, and /simulate/* for what no engine has."""
 
 import itertools
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,28 +10,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infersim import __version__
-from infersim.engine.compiled.state import REJECTION_REASONS
-from infersim.explain.summary import summarize
-from infersim.report.files import to_json
 
 from .ask import Ask
-from .clock import Clock
+from .dialects import EmbeddingsReply, MessagesReply, ResponsesReply, from_embeddings, from_messages, from_responses
 from .exposition import exposition
-from .http import as_error, as_json, json_of, no_route, watch
+from .faults import Faults
+from .http import as_anthropic, as_error, as_json, json_of, no_route, watch
 from .lifecycle import Gate, Lifecycle
 from .live import Live
 from .native import SglangReply, TokenReply, from_sglang, from_vllm
-from .outcome import result
-from .protocol import ApiError, Generation, clean_id, encode, generation_of, messages_of, prompts_of
+from .protocol import ApiError, Generation, clean_id, generation_of, messages_of, prompts_of
 from .reply import Reply
+from .stream import SEND, Streamed, failure
 from .text import Tokenizer, names_of
 
 MOST_LIVE = 20_000  # requests at one time
-SEND = "infersim.send"
-STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-]
+SEPARATORS = {"resp": "_", "msg": "_"}
+"""between an id's kind and the rest of it, where it is no dash"""
 
 
 class Endpoint:
@@ -41,15 +35,15 @@ class Endpoint:
     def __init__(self, live: Live, tokenizer: Tokenizer, base_port: int | None):
         self.live, self.tokenizer, self.base_port = live, tokenizer, base_port
         self.ids = itertools.count(1)
-        self.error_rate, self.error_status = 0.0, 500
         self.replies: dict[str, Reply] = {}
         self.gate = Gate(live)
         self.lifecycle = Lifecycle(live, self.gate, self.replies)
-        self._random = random.Random(live.scenario.simulation.seed)
+        self.faults = Faults(live, self._replicas, tokenizer.exact)
         get, post = ["GET"], ["POST"]
         routes: list[tuple[str, Callable[[Request], Awaitable[Response]], list[str]]] = [
             ("/health", self.health, get),
             ("/ping", self.health, ["GET", "POST"]),
+            ("/health/ready", self.health, get),
             ("/health_generate", self.health, get),
             ("/version", self.version, get),
             ("/v1/models", self.models, get),
@@ -60,6 +54,10 @@ class Endpoint:
             ("/v1/completions", self.completions, post),
             ("/v1/chat/completions", self.chat, post),
             ("/inference/v1/generate", self.tokens, post),
+            ("/v1/responses", self.responses, post),
+            ("/v1/messages", self.messages, post),
+            ("/v1/messages/count_tokens", self.count_tokens, post),
+            ("/v1/embeddings", self.embeddings, post),
             ("/generate", self.sglang, post),
             ("/get_server_info", self.server_info, get),
             ("/get_model_info", self.model_info, get),
@@ -71,12 +69,7 @@ class Endpoint:
             ("/start_profile", self.nothing, post),
             ("/stop_profile", self.nothing, post),
             *self.lifecycle.routes(),
-            ("/simulate/state", self.state, get),
-            ("/simulate/result", self.result, get),
-            ("/simulate/crash", self.crash, post),
-            ("/simulate/slow", self.slow, post),
-            ("/simulate/errors", self.errors, post),
-            ("/simulate/speed", self.speed, post),
+            *self.faults.routes(),
         ]
         self._routes = Starlette(
             routes=[Route(path, handler, methods=methods) for path, handler, methods in routes],
@@ -175,24 +168,47 @@ class Endpoint:
     # --- text ---------------------------------------------------------------------------------------------------------
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(request, await json_of(request))
+        return await self._generate(request, await json_of(request), "cmpl")
 
     async def chat(self, request: Request) -> Response:
-        return await self._generate(request, await json_of(request), chat=True)
+        return await self._generate(request, await json_of(request), "chatcmpl")
 
     async def tokens(self, request: Request) -> Response:
-        return await self._generate(request, from_vllm(await json_of(request)), shape=TokenReply)
+        return await self._generate(request, from_vllm(await json_of(request)), "cmpl", TokenReply)
 
     async def sglang(self, request: Request) -> Response:
-        return await self._generate(request, from_sglang(await json_of(request)), shape=SglangReply)
+        return await self._generate(request, from_sglang(await json_of(request)), "cmpl", SglangReply)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._generate(request, from_responses(await json_of(request)), "resp", ResponsesReply)
+
+    async def messages(self, request: Request) -> Response:
+        try:
+            return await self._generate(request, from_messages(await json_of(request)), "msg", MessagesReply)
+        except ApiError as error:
+            return as_anthropic(error)
+
+    async def count_tokens(self, request: Request) -> Response:
+        try:
+            body = from_messages(await json_of(request) | {"max_tokens": 1})
+            return as_json({"input_tokens": len(messages_of(body, self.tokenizer))})
+        except ApiError as error:
+            return as_anthropic(error)
+
+    async def embeddings(self, request: Request) -> Response:
+        body = await json_of(request)
+        size = self.live.deployments[self._replicas(request)[0]].model.hidden_size
+
+        of = {"size": body.get("dimensions") or size, "as_text": body.get("encoding_format") == "base64"}
+        return await self._generate(request, from_embeddings(body), "embd", type("Shaped", (EmbeddingsReply,), of))
 
     async def _generate(
-        self, request: Request, body: dict[str, Any], chat: bool = False, shape: type[Reply] = Reply
+        self, request: Request, body: dict[str, Any], kind: str, shape: type[Reply] = Reply
     ) -> Response:
-        headers, kind = request.headers, "chatcmpl" if chat else "cmpl"
-        self._inject(headers.get("x-return-error"))
+        headers, chat = request.headers, kind in ("chatcmpl", "resp", "msg")
+        self.faults.inject(headers.get("x-return-error"))
         given = clean_id(headers.get("x-request-id") or str(body.get("request_id") or ""))
-        request_id = f"{kind}-{given or next(self.ids)}"
+        request_id = f"{kind}{SEPARATORS.get(kind, '-')}{given or next(self.ids)}"
         ask = generation_of(body, chat, self.tokenizer, request_id, headers.get("x-session-id", ""))
         replicas = self._replicas(request)
         names = {self.live.models[r] for r in replicas} | self.live.adapters.keys()
@@ -203,18 +219,9 @@ class Endpoint:
             raise ApiError(503, f"{MOST_LIVE} requests are being served", retry_after=1)
         came = await self.gate.enter(replicas)
         reply = shape(self.live, ask, self.tokenizer)
-        asks = self._asks(ask, came)
-        self._submit(reply, asks, replicas)
+        self._submit(reply, self._asks(ask, came), replicas)
         self.replies[ask.id] = reply
-        return Streamed(reply, self) if ask.stream else await self._whole(reply, request)
-
-    def _inject(self, header: str | None) -> None:
-        """An error that was asked for."""
-        if header:
-            status = int(header) if header.isdecimal() and 400 <= int(header) <= 599 else 500
-            raise ApiError(status, "this error was asked for by X-Return-Error")
-        if self.error_rate and self._random.random() < self.error_rate:
-            raise ApiError(self.error_status, "this error was asked for by /simulate/errors", retry_after=1)
+        return Streamed(reply, self.leave) if ask.stream else await self._whole(reply, request)
 
     def _asks(self, ask: Generation, came: float) -> list[tuple[list[int], Ask]]:
         """What is asked of the engine: for each choice its prompt's ids and the request."""
@@ -251,6 +258,10 @@ class Endpoint:
             if replica < 0 or not live.ready(replica):
                 reply.leave()
                 raise ApiError(503, "no replica is there", retry_after=1)
+            if limit := live.refusal(replica, 1 if reply.choices else len(asks)):
+                reply.leave()
+                live.counts[replica].refused[limit] += 1
+                raise ApiError(503, f"The engine is busy: {limit} is reached. Try again later.", retry_after=1)
             choice = reply.add(ids)
             choice.row = begin(one, replica, reply.listener(choice), reply.all_ids(choice))
 
@@ -291,7 +302,7 @@ class Endpoint:
             gone.cancel()
             self.leave(reply)
         if reply.failed:
-            raise self.failure(reply)
+            raise failure(reply)
         if reply.open:
             return Response(status_code=499)  # gone
         self.live.clock.sent(reply.due)
@@ -301,163 +312,3 @@ class Endpoint:
         """Nobody waits for it any more."""
         reply.leave()
         self.replies.pop(reply.ask.id, None)
-
-    def failure(self, reply: Reply) -> ApiError:
-        """Why a reply cannot be given."""
-        reasons = [self.live.reason(c.row.row) for c in reply.choices if c.row is not None]
-        reason = next((one for one in reasons if one), 0)
-        if reply.failed == "rejected":
-            return ApiError(400, REJECTION_REASONS.get(reason, "the engine rejected it"))
-        return ApiError(503, "the replica went away", retry_after=1)
-
-    # --- what no engine has -------------------------------------------------------------------------------------------
-
-    async def state(self, request: Request) -> Response:
-        live = self.live
-        time = live.now()
-        replicas = []
-        for r in self._replicas(request):
-            running, waiting = live.queues(r)
-            replicas.append(
-                {
-                    "replica": r,
-                    "ready": live.ready(r),
-                    "running": running,
-                    "waiting": waiting,
-                    "kv_usage": live.kv_usage(r),
-                    "steps": int(live.fleet.replicas["num_steps"][r]),
-                }
-            )
-        counts = {"live": live.num_live, "finished": live.finished, "aborted": live.aborted}
-        return as_json(
-            {
-                "simulated_s": time,
-                "speed": live.clock.speed,
-                "prompts_are_counted": "exactly" if self.tokenizer.exact else "by an estimate: about 4 bytes a token",
-                "requests": counts | {"lost": len(live.lost_rows)},
-                "lateness": live.clock.lateness(),
-                "replicas": replicas,
-            }
-        )
-
-    async def result(self, request: Request) -> Response:
-        found = result(self.live)
-        if found is None:
-            raise ApiError(404, "nothing has come yet")
-        return Response(to_json(summarize([found])), media_type="application/json")
-
-    async def crash(self, request: Request) -> Response:
-        body = await json_of(request)
-        lost = self.live.crash(self._of(body), _number(body, "duration", 0.0, 1e9, 60.0))
-        return as_json({"lost": lost})
-
-    async def slow(self, request: Request) -> Response:
-        body = await json_of(request)
-        self.live.slow(self._of(body), _number(body, "factor", 1.0, 1e6, 2.0))
-        return as_json({})
-
-    async def errors(self, request: Request) -> Response:
-        body = await json_of(request)
-        self.error_rate = _number(body, "rate", 0.0, 1.0, 0.0)
-        self.error_status = int(_number(body, "status", 400, 599, 500))
-        return as_json({"rate": self.error_rate, "status": self.error_status})
-
-    async def speed(self, request: Request) -> Response:
-        self.live.change_speed(_number(await json_of(request), "speed", 1e-3, 1e6, 1.0))
-        return as_json({"speed": self.live.clock.speed})
-
-    def _of(self, body: dict) -> int:
-        return int(_number(body, "replica", 0, len(self.live.deployments) - 1, 0))
-
-
-class Streamed(Response):
-    """An answer as server-sent events: a chunk for each step, written as the step ends."""
-
-    def __init__(self, reply: Reply, endpoint: Endpoint):
-        self.reply, self.endpoint = reply, endpoint
-        self.background = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        reply, clock = self.reply, self.endpoint.live.clock
-        gone = watch(receive, reply)
-        events = Events(reply, clock, scope.get(SEND, send))
-        try:
-            while reply.open and not reply.gone:
-                await events.flow()
-            if reply.gone:
-                return
-            if reply.failed and not events.begun:
-                await as_error(None, self.endpoint.failure(reply))(scope, receive, send)
-                return
-            if reply.failed:
-                await events.send(_part(b"data: " + encode(self.endpoint.failure(reply).body) + b"\n\n"))
-            await events.send({"type": "http.response.body", "body": reply.tail(), "more_body": False})
-        finally:
-            gone.cancel()
-            self.endpoint.leave(reply)
-
-
-class Events:
-    """A reply's events, sent from where they come up: waking a task for each would take longer than they do."""
-
-    def __init__(self, reply: Reply, clock: Clock, send: Any):
-        self.reply, self.clock, self.send = reply, clock, send
-        self.begun = False
-        self._stopped: list[Stopped] = []
-        """calls of `send` that wait for a client which reads too slowly"""
-
-    async def flow(self) -> None:
-        """Lets events through until one has to wait, or there are no more; what had to wait then goes out."""
-        self.reply.write = self._write
-        await self.reply.wait()
-        self.reply.write = None
-        for call in self._stopped:
-            await call
-        self._stopped.clear()
-        for data in self.reply.held_back():
-            await self.send(_part(data))
-            self.clock.sent(self.reply.due)
-
-    def _write(self, data: bytes, due: float) -> None:
-        if not self.begun:
-            self.begun = True
-            headers = [*STREAM, (b"x-request-id", self.reply.ask.id.encode())]
-            self._start({"type": "http.response.start", "status": 200, "headers": headers})
-        self._start(_part(data))
-        self.clock.sent(due)
-
-    def _start(self, message: dict[str, Any]) -> None:
-        call = self.send(message)
-        try:
-            self._stopped.append(Stopped(call, call.send(None)))
-        except StopIteration:
-            return
-        self.reply.write = None
-        self.reply.wake()
-
-
-class Stopped:
-    """A call that has begun, to be awaited: `future` is what it waits for first."""
-
-    def __init__(self, call: Any, future: Any):
-        self.call, self.future = call, future
-
-    def __await__(self) -> Any:
-        future = self.future
-        while True:
-            yield future
-            try:
-                future = self.call.send(None)
-            except StopIteration:
-                return
-
-
-def _part(data: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": data, "more_body": True}
-
-
-def _number(body: dict, name: str, least: float, most: float, default: float) -> float:
-    value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ApiError(400, f"{name} must be a number from {least:g} to {most:g} (got {str(value)[:50]})", name)
-    return value

@@ -11,6 +11,8 @@ LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
            1920.0, 7680.0)  # fmt: skip
 ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 NUMBERS = (1, 2, 5, 10, 20)
+TRANSFER = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+BYTES = tuple(2**e for e in range(11, 35, 2))
 PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
 
@@ -48,6 +50,9 @@ class Counts:
         """drafts that were accepted, by their position; drafts: the most of a step"""
         sizes = lengths(max_model_len)
         self.prompt_tokens = self.generation_tokens = self.cached_tokens = self.queried_tokens = self.chunks = 0
+        self.pulled_tokens = 0
+        """of prompts whose KV came from another replica"""
+        self.refused = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
         self._scheduled = 0
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
         self.histograms = {
@@ -67,6 +72,8 @@ class Counts:
             "iteration_tokens_total": Histogram(ITERATION),
             "request_num_preemptions": Histogram(PREEMPTIONS),
             "request_prefill_kv_computed_tokens": Histogram(sizes),
+            "nixl_xfer_time_seconds": Histogram(TRANSFER),
+            "nixl_bytes_transferred": Histogram(BYTES),
         }
 
     def step(self, new: np.ndarray, begun: np.ndarray, scheduled: int, gaps: np.ndarray, ttft: np.ndarray) -> None:
@@ -84,8 +91,14 @@ class Counts:
         self.histograms["iteration_tokens_total"].add_one(scheduled - self._scheduled)
         self._scheduled = scheduled
 
-    def end(self, request: np.void, finish: str, sent: float) -> None:
-        """A request has ended: a state.REQUEST that came at `sent` s."""
+    def moved(self, seconds: float, size: float, tokens: int) -> None:
+        """The KV of a prompt has come from another replica."""
+        self.histograms["nixl_xfer_time_seconds"].add_one(seconds)
+        self.histograms["nixl_bytes_transferred"].add_one(size)
+        self.pulled_tokens += tokens
+
+    def end(self, request: np.void, finish: str, sent: float, pulled: bool = False) -> None:
+        """A request has ended: a state.REQUEST that came at `sent` s; pulled: with its KV from elsewhere."""
         self.finished[finish] += 1
         outputs, prompt = int(request["num_output_tokens"]), int(request["prompt_tokens"])
         scheduled = float(request["scheduled"])
@@ -93,7 +106,7 @@ class Counts:
         if scheduled >= 0:
             self.prompt_tokens += prompt
             self.queried_tokens += prompt
-            self.cached_tokens += int(request["num_cached_tokens"])
+            self.cached_tokens += 0 if pulled else int(request["num_cached_tokens"])
         if finish not in ("stop", "length"):
             return
         h = self.histograms

@@ -12,6 +12,7 @@ GAUGES = {
     "engine_sleep_state": "Engine sleep state: awake, weights_offloaded, discard_all.",
     "num_requests_waiting_by_reason": "Number of requests waiting, by reason.",
     "cache_config_info": "Information of the LLMEngine CacheConfig.",
+    "num_requests_kv_fetch_by_stage": "Number of waiting requests by the stage of their KV's transfer.",
     "lora_requests_info": "Adapters that requests run and wait for; the value is when this was (s).",
 }
 COUNTERS = {
@@ -19,6 +20,7 @@ COUNTERS = {
     "prompt_tokens": "Number of prefill tokens processed.",
     "prompt_tokens_by_source": "Prompt tokens by where their KV comes from.",
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache.",
+    "prompt_tokens_cached_by_source": "Prompt tokens found in a cache, by where it is.",
     "generation_tokens": "Number of generation tokens processed.",
     "prefix_cache_queries": "Prefix cache queries, in tokens.",
     "prefix_cache_hits": "Prefix cache hits, in tokens.",
@@ -26,10 +28,10 @@ COUNTERS = {
     "external_prefix_cache_hits": "External prefix cache hits, in tokens.",
     "mm_cache_queries": "Multi-modal cache queries.",
     "mm_cache_hits": "Multi-modal cache hits.",
-    "corrupted_requests": "Requests with NaNs in logits.",
     "request_success": "Count of finished requests.",
-    "admission_rejections": "Requests that were refused because the queue was full.",
+    "nixl_num_kv_expired_reqs": "Number of requests that had their KV expire.",
 }
+REJECTIONS = {"admission_rejections": "Number of admission attempts rejected by a queue limit, by reason."}
 SPECULATION = {
     "spec_decode_num_drafts": "Number of spec decoding drafts.",
     "spec_decode_num_draft_tokens": "Number of draft tokens.",
@@ -56,6 +58,20 @@ SGLANG_HISTOGRAMS = {
     "time_per_output_token_seconds": "request_time_per_output_token_seconds",
     "e2e_request_latency_seconds": "e2e_request_latency_seconds",
 }
+CACHE_CONFIG = {
+    "user_specified_block_size": "False", "kv_cache_layout": "None", "prefix_match_unit": "None", "cache_dtype": "auto",
+    "is_attention_free": "False", "num_gpu_blocks_override": "None", "sliding_window": "None",
+    "prefix_caching_hash_algo": "sha256", "prefix_cache_retention_interval": "0", "kv_cache_dtype_skip_layers": "[]",
+    "mamba_page_size_padded": "None", "skip_page_size_padded": "None", "mamba_block_size": "None",
+    "mamba_cache_dtype": "auto", "mamba_ssm_cache_dtype": "auto", "mamba_cache_mode": "none",
+    "enable_mamba_shared_prefix_checkpoint": "False", "replayssm_buffer_len": "16", "use_replayssm": "False",
+    "use_kda_recoverssm": "False", "num_cpu_blocks": "None", "effective_attention_block_size": "None",
+    "kv_cache_max_concurrency": "None", "hash_block_size": "None", "cache_hit_alignment_tokens": "None",
+    "kv_sharing_fast_prefill": "False", "swa_bounded_replay": "True", "kv_cache_memory_bytes": "None",
+    "kv_offloading_size": "None", "kv_offloading_backend": "native",
+}  # fmt: skip
+"""fields of vLLM 0.32's CacheConfig at their defaults; those that a scenario says stand beside"""
+SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """by sleep level"""
 OLD_HISTOGRAM = ("time_per_output_token_seconds", "inter_token_latency_seconds")
@@ -73,11 +89,16 @@ def _gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
     yield "num_requests_waiting_by_reason", ',reason="capacity"', waiting
     yield "num_requests_waiting_by_reason", ',reason="deferred"', 0
     engine, knobs = live.deployments[r].engine, live.fleet.knobs[r]
-    fields = (
-        f',block_size="{engine.block_size}",num_gpu_blocks="{knobs["num_gpu_blocks"]}"'
-        f',enable_prefix_caching="{bool(engine.enable_prefix_caching)}"'
-    )
-    yield "cache_config_info", fields, 1.0
+    blocks, size = int(knobs["num_gpu_blocks"]), engine.block_size
+    given = {"block_size": size, "num_gpu_blocks": blocks, "kv_cache_size_tokens": (blocks - 1) * int(size or 1)}
+    given |= {"enable_prefix_caching": bool(engine.enable_prefix_caching)}
+    given |= {"gpu_memory_utilization": engine.gpu_memory_utilization}
+    yield "cache_config_info", "".join(f',{key}="{value}"' for key, value in (given | CACHE_CONFIG).items()), 1.0
+    if live.hand_over:
+        yield from (
+            ("num_requests_kv_fetch_by_stage", f',stage="{stage}"', number)
+            for stage, number in live.hand_over.stages(r).items()
+        )
     if live.adapters:
         busy = ",".join(sorted({entry.model for entry in live.rows[r].values()} & live.adapters.keys()))
         names = f',max_lora="{len(live.adapters)}",running_lora_adapters="{busy}",waiting_lora_adapters=""'
@@ -88,19 +109,25 @@ def _counters(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
     counts, replica = live.counts[r], live.fleet.replicas[r]
     yield "num_preemptions", "", int(replica["num_preemptions"])
     yield "prompt_tokens", "", counts.prompt_tokens
-    yield "prompt_tokens_by_source", ',source="local_compute"', counts.prompt_tokens - counts.cached_tokens
-    yield "prompt_tokens_by_source", ',source="local_cache_hit"', counts.cached_tokens
-    yield "prompt_tokens_by_source", ',source="external_kv_transfer"', 0
-    yield "prompt_tokens_cached", "", counts.cached_tokens
+    cached, pulled = counts.cached_tokens, counts.pulled_tokens
+    by = {"local_compute": counts.prompt_tokens - cached - pulled, "local_cache_hit": cached}
+    for source, number in (by | {"external_kv_transfer": pulled}).items():
+        yield "prompt_tokens_by_source", f',source="{source}"', number
+    yield "prompt_tokens_cached", "", cached + pulled
+    for source in SOURCES:
+        number = {"device": cached, "p2p": pulled}.get(source, 0)
+        yield "prompt_tokens_cached_by_source", f',source="{source}"', number
     yield "generation_tokens", "", counts.generation_tokens
     yield "prefix_cache_queries", "", counts.queried_tokens
     yield "prefix_cache_hits", "", counts.cached_tokens
-    for name in ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits"):
+    for name in ("external_prefix_cache_queries", "external_prefix_cache_hits"):
+        yield name, "", pulled
+    for name in ("mm_cache_queries", "mm_cache_hits"):
         yield name, "", 0
-    yield "corrupted_requests", "", 0
+    if live.hand_over:
+        yield "nixl_num_kv_expired_reqs", "", live.hand_over.expired[r]
     for reason, number in counts.finished.items():
         yield "request_success", f',finished_reason="{reason}"', number
-    yield "admission_rejections", ',reason="max_num_queued_reqs"', live.refused
 
 
 def _sglang_gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
@@ -134,9 +161,12 @@ def exposition(live: Live, replicas: list[int]) -> bytes:
         return "".join(lines).encode()
     _values(lines, live, heads, "vllm", GAUGES, _gauges, "gauge")
     _values(lines, live, heads, "vllm", COUNTERS, _counters, "counter")
+    lines += _rejections(live, replicas)
     if live.scenario.speculation:
         _values(lines, live, heads, "vllm", SPECULATION, _speculation, "counter")
     histograms = {name: name for name in live.counts[replicas[0]].histograms}
+    for name in () if live.hand_over else ("nixl_xfer_time_seconds", "nixl_bytes_transferred"):
+        del histograms[name]
     _histograms(lines, live, heads, "vllm", histograms | {OLD_HISTOGRAM[0]: OLD_HISTOGRAM[1]})
     return "".join(lines).encode()
 
@@ -157,6 +187,17 @@ def _values(
         if rows[name]:
             lines.append(f"# HELP {engine}:{name}{suffix} {text}\n# TYPE {engine}:{name}{suffix} {kind}\n")
             lines.extend(rows[name])
+
+
+def _rejections(live: Live, replicas: list[int]) -> Iterator[str]:
+    """vLLM's front end counts these, so they have no label `engine`."""
+    for name, text in REJECTIONS.items():
+        yield f"# HELP vllm:{name}_total {text}\n# TYPE vllm:{name}_total counter\n"
+        for model in dict.fromkeys(live.models[r] for r in replicas):
+            mine = [live.counts[r].refused for r in replicas if live.models[r] == model]
+            for reason in mine[0]:
+                total = sum(one[reason] for one in mine)
+                yield f'vllm:{name}_total{{model_name="{model}",reason="{reason}"}} {total}\n'
 
 
 def _histograms(lines: list[str], live: Live, heads: dict[int, str], engine: str, histograms: dict[str, str]) -> None:

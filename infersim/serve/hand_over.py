@@ -19,6 +19,8 @@ from infersim.config.cluster import Transfer
 from infersim.engine.compiled.state import COMPLETED
 from infersim.engine.fleet import Fleet
 
+from .counts import Counts
+
 LEASE = 30.0
 """simulated s that blocks are kept for a request that has not come yet: kv_lease_duration"""
 SIDE_CHANNEL = 5600  # VLLM_NIXL_SIDE_CHANNEL_PORT
@@ -36,8 +38,10 @@ class Held:
 class HandOver:
     """Blocks that are kept, and pulls. sites: of the fleet's replicas."""
 
-    def __init__(self, fleet: Fleet, clock: Clock, transfer: Transfer, sites: list[Site]):
-        self.fleet, self.clock, self.transfer, self.sites = fleet, clock, transfer, sites
+    def __init__(self, fleet: Fleet, clock: Clock, transfer: Transfer, sites: list[Site], counts: list[Counts]):
+        self.fleet, self.clock, self.transfer, self.sites, self.counts = fleet, clock, transfer, sites, counts
+        self.expired = [0] * len(sites)
+        """of each replica: prompts for which nobody came in time"""
         self.link = Link(clock, transfer.bandwidth)
         self.held: dict[str, Held] = {}
         """by the id of the request that computed the prompt"""
@@ -45,6 +49,8 @@ class HandOver:
         """of rows whose prompt came over the link: the row that computed it"""
         self.coming: dict[int, Held] = {}
         """by row: prompts that have not come yet"""
+        self.to: dict[int, int] = {}
+        """the replica of each row that was ever pulled"""
         self._room: dict[int, deque[tuple[int, simpy.Event]]] = {}
         """rows that wait for blocks, by replica, in their order"""
 
@@ -53,7 +59,7 @@ class HandOver:
         record = self.fleet.requests[row]
         replica, ranks = int(record["replica"]), int(self.fleet.call["ranks"][0])
         held = self.held[name] = Held(row, replica)
-        self.clock.call_at(self.clock.now + LEASE, lambda: None if held.wanted else self.drop(name))
+        self.clock.call_at(self.clock.now + LEASE, lambda: None if held.wanted else self._expire(name))
         table = int(record["table"])
         tables = self.fleet.tables[replica * ranks + int(record["rank"])]
         blocks = tables[table][: int(record["table_length"])] if table >= 0 else np.arange(int(record["num_blocks"]))
@@ -69,6 +75,11 @@ class HandOver:
             "remote_num_tokens": int(record["prompt_tokens"]),
             "transfer_mode": "pull",
         }
+
+    def _expire(self, name: str) -> None:
+        if name in self.held:
+            self.expired[self.held[name].replica] += 1
+        self.drop(name)
 
     def drop(self, name: str) -> None:
         """Nobody will ask for them any more."""
@@ -86,7 +97,7 @@ class HandOver:
         held = self.held.pop(name)
         held.wanted = True
         self.source[row] = held.row
-        self.coming[row] = held
+        self.coming[row], self.to[row] = held, replica
         self.clock.process(self._pull(held, row, replica))
 
     def _pull(self, held: Held, row: int, replica: int) -> Any:
@@ -96,6 +107,7 @@ class HandOver:
         if blocks < 0:
             queue.append((row, clock.event()))
             blocks = yield queue[-1][1]
+        began, size = clock.now, 0.0
         if before := transfer.latency + transfer.request_time:
             yield clock.at(clock.now + before)
         if row in self.coming:
@@ -104,6 +116,7 @@ class HandOver:
             meanwhile = float(source["last_token"] - source["scheduled"])
             yield self.link.transfer(left_to_send(transfer, size, site, self.link.bandwidth, meanwhile))
         if self.coming.pop(row, None) is not None:
+            self.counts[replica].moved(clock.now - began, size, int(fleet.requests["prompt_tokens"][row]) - 1)
             self._release(held)
             fleet.send(row, replica, clock.now)
 
@@ -114,6 +127,12 @@ class HandOver:
             return False
         self._release(held)
         return not self.fleet.requests["num_blocks"][row]
+
+    def stages(self, replica: int) -> dict[str, int]:
+        """Requests of a replica whose KV is to come, by vLLM's stages."""
+        mine = [row for row in self.coming if self.to[row] == replica]
+        begun = int((self.fleet.requests["num_blocks"][mine] > 0).sum())
+        return {"waiting_to_start": len(mine) - begun, "in_progress": begun, "completed_waiting": 0}
 
     def lose(self, replica: int) -> list[int]:
         """A replica has died: prompts that it kept are nowhere. Returns rows that wait for one."""

@@ -38,6 +38,14 @@ def as_error(request: Request | None, error: ApiError) -> Response:
     return as_json(error.body, error.status, headers)
 
 
+def as_anthropic(error: ApiError) -> Response:
+    """The same in the form of Anthropic's messages."""
+    kind = {404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}.get(error.status)
+    kind = kind or ("invalid_request_error" if error.status < 500 else "api_error")
+    headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
+    return as_json({"type": "error", "error": {"type": kind, "message": str(error)}}, error.status, headers)
+
+
 async def no_route(request: Request, error: Any) -> Response:
     text = "Not Found" if error.status_code == 404 else "Method Not Allowed"
     with contextlib.suppress(AttributeError):

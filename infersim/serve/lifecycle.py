@@ -21,7 +21,8 @@ class Gate:
     many as it lets in, the others in their order, up to its queue."""
 
     def __init__(self, live: Live):
-        self.live, self.limit = live, live.scenario.cluster.admission
+        self.live, limit = live, live.scenario.cluster.admission
+        self.limit = limit if limit and limit.max_outstanding else None
         self.open = asyncio.Event()
         self.open.set()
         self.paused = False
@@ -37,7 +38,7 @@ class Gate:
         if self.limit is not None and (self.queue or not self._room(replicas)):
             most = self.limit.max_queue
             if most is not None and len(self.queue) >= most:
-                self.live.refused += 1
+                self.live.counts[replicas[0]].refused["max_num_queued_reqs"] += 1
                 raise ApiError(429, f"the queue is full: {most} requests wait", retry_after=1)
             turn = self.live.loop.create_future()
             self.queue.append((replicas, turn))

@@ -81,8 +81,8 @@ class Live:
         self.counts = [Counts(deployment.engine.max_model_len, drafts) for deployment in self.deployments]
         self.adapters: dict[str, str] = {}
         """LoRA adapters that were loaded: name -> path; they cost no time and no memory here"""
-        self.asleep = self.refused = 0
-        """sleep level of all replicas; requests that were refused because the queue was full"""
+        self.asleep = 0
+        """sleep level of all replicas"""
         self.down: dict[int, float] = {}
         """replicas that are not there, and when they will be (simulated s)"""
         self._outputs: list[int] = []
@@ -99,9 +99,9 @@ class Live:
         """what happens between replicas"""
         self.door = Door(scenario, self.fleet, self.models, [site for _, site in sites], self._add)
         transfer = scenario.cluster.transfer if self.door.prefill else None
-        self.hand_over = (
-            HandOver(self.fleet, self.processes, transfer, [site for _, site in sites]) if transfer else None
-        )
+        self.hand_over: HandOver | None = None
+        if transfer:
+            self.hand_over = HandOver(self.fleet, self.processes, transfer, [site for _, site in sites], self.counts)
 
     # --- what clients do ----------------------------------------------------------------------------------------------
 
@@ -180,6 +180,19 @@ class Live:
         self.rows[replica][row] = entry
         self._arrays[replica] = None
         self._wake()
+
+    def refusal(self, replica: int, n: int) -> str | None:
+        """The queue limit at which a replica refuses n more sequences (AsyncLLM.check_admission); None: it does not."""
+        limit, rows = self.scenario.cluster.admission, self.array(replica)
+        if limit is None:
+            return None
+        if limit.max_num_queued_reqs is not None and len(rows) + n > limit.max_num_queued_reqs:
+            return "max_num_queued_reqs"
+        records = self.fleet.requests[rows]
+        queued = int(records["prompt_tokens"][records["num_output_tokens"] == 0].sum())
+        if limit.max_num_queued_tokens is not None and queued >= limit.max_num_queued_tokens:
+            return "max_num_queued_tokens"
+        return None
 
     def choose(self, ask: Ask, prefill: bool = False) -> int | None:
         """The replica that infersim's own router chooses, to answer or to compute the prompt; None if none is there."""
@@ -388,7 +401,8 @@ class Live:
                 entry = mine.pop(row)
                 self._arrays[r] = None
                 self.finished += 1
-                self.counts[r].end(requests[row], entry.last, self.asked(row))
+                pulled = self.hand_over is not None and row in self.hand_over.source
+                self.counts[r].end(requests[row], entry.last, self.asked(row), pulled)
                 posts.append((entry, n, entry.last))
             else:
                 posts.append((mine[row], n, None))

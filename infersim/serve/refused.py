@@ -12,10 +12,6 @@ def refuse(scenario: Scenario) -> None:
             problems.append(f"cluster.{name}: is not served; must be left out, or use `infersim run`")
     if cluster.transfer and isinstance(cluster.transfer.hand_over, int):
         problems.append("cluster.transfer.hand_over: a number is not served; must be always or never")
-    if cluster.admission and cluster.admission.refuses:
-        problems.append(
-            "cluster.admission: max_num_queued_reqs and max_num_queued_tokens are not served; leave them out"
-        )
     if cluster.failures:
         problems.append("cluster.failures: are not served; must be left out: POST /simulate/crash and /simulate/slow")
     if any(kind.autoscaler for kind in cluster.kinds or ()):
