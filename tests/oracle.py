@@ -45,6 +45,16 @@ class Knobs:
     watermark_blocks: int = 0
     steps_in_flight: int = 1  # 1: synchronous; 2: async scheduling; or the number of pipeline stages
     async_scheduling: bool = False  # schedule a token's successor before the token is known
+    batch_queue: str = "steps"  # of a pipeline: vLLM's also takes empty steps, until one has ended or until it is full
+    gate_caps_windows: bool = True  # reserve_full_isl counts of a window what is held at once (0.24)
+    windows_by_processed: bool = False  # 0.28: a block leaves a window when no step in flight sees it
+    sparse_windows: bool = False  # 0.32: of a window only blocks are cached from which a prompt can go on
+    evict_unhashed_first: bool = False  # 0.24: freed blocks without a hash are given out next
+    admission_lookahead: bool = False  # 0.24: blocks for drafts at admission
+    padded_drafts: int = 0  # 0.28: drafts that fill up a request that is admitted and lacks one token
+    draft_slots: int = 0  # 0.28: tokens of the budget that a draft model takes for each sequence
+    skips_behind_victim: bool = False  # until 0.24: see go_on
+    drop_last_hit: bool = False  # EAGLE: the last block found is computed again
     order: str = "running-first"  # what a step is made of, and what first
     reserve: str = "first-chunk"  # what a request gets at admission
     policy: str = "fcfs"  # or priority, shortest-first, lpm (needs radix)
@@ -111,6 +121,8 @@ class Request:
     num_computed_tokens: int = 0
     num_placeholders: int = 0  # tokens sampled in steps in flight, under async scheduling
     num_steps_in_flight: int = 0  # steps in flight that hold a chunk of it
+    num_in_flight_tokens: int = 0  # and so many tokens
+    shared_boundary: int = 0  # tokens that groups without a window have cached, if a window has not
     tables: list[list["Block | None"]] = field(default_factory=list)  # None: freed, outside the window
     prefill_end: int = 0  # tokens it had when it was admitted last
     num_hashed: int = 0  # blocks of each table that have been given their hash
@@ -155,8 +167,8 @@ class Block:
 class Pool:
     """vLLM's block pool. free: least recently used first. cached: blocks by what they hold, oldest first."""
 
-    def __init__(self, num_blocks: int, tiers: "Tiers"):
-        self.tiers = tiers
+    def __init__(self, num_blocks: int, tiers: "Tiers", unhashed_first: bool = False):
+        self.tiers, self.unhashed_first = tiers, unhashed_first
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free = list(self.blocks)
         self.cached: dict[tuple, list[Block]] = {}
@@ -206,6 +218,14 @@ class Pool:
         block.references -= 1
         if block.references == 0:
             self.free.append(block)
+
+    def put_back_all(self, blocks: list[Block]) -> None:
+        """In the order in which they shall be given out."""
+        for block in blocks:
+            block.references -= 1
+        freed = [block for block in blocks if block.references == 0]
+        first = [block for block in freed if block.key is None and self.unhashed_first]
+        self.free = first + self.free + [block for block in freed if block not in first]
 
     def enter(self, block: Block, key: tuple) -> None:
         assert block.key is None
@@ -597,7 +617,8 @@ class Simulation:
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
         blocks = knobs.num_gpu_blocks - 1
         self.tiers = Tiers(knobs.tier_blocks)
-        self.pool = RadixPool(blocks, knobs.block_size) if knobs.radix else Pool(blocks, self.tiers)
+        self.pool = RadixPool(blocks, knobs.block_size) if knobs.radix else None
+        self.pool = self.pool or Pool(blocks, self.tiers, knobs.evict_unhashed_first)
         assert len(self.windows) * ceil(knobs.max_model_len / knobs.block_size) < knobs.num_gpu_blocks
         self.pending = list(self.requests)  # with the client
         self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
@@ -610,7 +631,7 @@ class Simulation:
         self.given_up: list[Request] = []
         self.looked = self.block_time = self.saved_time = self.given_up_time = 0.0
         self.copy_time = self.load_time = 0.0
-        self.preempted = False
+        self.preempted = self.waits = False  # waits: until the oldest step has ended
         self.front_end = 0.0
         self.num_steps = self.looked_at = 0
         self.prefilled = False
@@ -620,7 +641,7 @@ class Simulation:
         """The engine core's loop: keep `steps_in_flight` steps queued, otherwise wait for the oldest."""
         while True:
             self.check()
-            if len(self.in_flight) < self.knobs.steps_in_flight:
+            if len(self.in_flight) < self.knobs.steps_in_flight and not self.waits:
                 self.send(self.now)
                 seen = [request for request in self.incoming if request.visible <= self.now]
                 if self.looks(seen):
@@ -631,12 +652,19 @@ class Simulation:
                 self.look()
                 entries = self.schedule()
                 turned_away = self.turn_away()
+                until_done = self.knobs.batch_queue == "until-done"
                 if entries:
                     self.issue(entries)
+                    self.waits = until_done and self.in_flight[0][1] <= self.now
+                    continue
+                if self.knobs.batch_queue != "steps" and self.knobs.steps_in_flight > 2 and any(self.in_flight_entries):
+                    self.in_flight.append(([], self.now))
+                    self.waits = until_done
                     continue
                 if turned_away:
                     continue
             if self.in_flight:
+                self.waits = False
                 self.complete(*self.in_flight.pop(0))
             elif self.preempted:
                 continue  # the one that lacked memory was the least urgent: now the others may go on
@@ -650,6 +678,10 @@ class Simulation:
             else:
                 break
         return self.outcome()
+
+    @property
+    def in_flight_entries(self) -> list[list["Entry"]]:
+        return [entries for entries, _ in self.in_flight]
 
     def front_end_time(self, request: Request) -> float:
         return self.knobs.host_request_time + self.knobs.host_prompt_token_time * request.prompt_tokens
@@ -692,14 +724,13 @@ class Simulation:
                 self.pool.insert(request, request.num_computed_tokens)
         if knobs.policy == "lpm" and len(self.running) < knobs.max_num_seqs:
             self.sort_by_prefix()
-        self.budget = knobs.max_num_batched_tokens
+        self.budget = knobs.max_num_batched_tokens - knobs.draft_slots
         self.threshold = knobs.long_prefill_token_threshold or inf
         if knobs.long_prefill_needs_contention and len(self.running) + len(self.waiting) <= 1:
             self.threshold = inf
         self.chosen: list[tuple[Request, int]] = []
         self.preempted = False
         idle = not self.running
-        proposed = knobs.drafts[len(self.running)] if knobs.drafts else 0
         prefills = lambda r: r.num_computed_tokens < r.prefill_end  # noqa: E731
         decodes = lambda r: r.num_computed_tokens >= r.prefill_end  # noqa: E731
 
@@ -729,6 +760,7 @@ class Simulation:
             request.num_swapped = 0
         if knobs.radix:
             self.pool.settle()
+        proposed = knobs.drafts[len(chosen)] if knobs.drafts else 0
 
         entries = []
         for request, n in chosen:
@@ -736,6 +768,7 @@ class Simulation:
             request.scheduled = self.now if request.scheduled == -inf else request.scheduled
             request.num_computed_tokens += n
             request.num_steps_in_flight += 1
+            request.num_in_flight_tokens += n
             verified = max(request.num_computed_tokens - request.num_tokens - request.num_placeholders, 0)
             samples = request.num_computed_tokens >= request.num_tokens + request.num_placeholders
             if samples:
@@ -762,24 +795,43 @@ class Simulation:
             if n <= 0:
                 continue  # its next token is not known yet
             computed = request.num_computed_tokens
-            until = min(computed + n + self.knobs.lookahead, self.knobs.max_model_len)
             if n * lanes(request) > self.budget:
                 continue
+            passed_over = 0
             while request in self.running and not (
-                self.append(request) if request.sequences else self.allocate(request, computed, until)
+                self.append(request)
+                if request.sequences
+                else self.allocate(request, computed, computed + n, self.knobs.lookahead)
             ):
-                victim = max(
-                    (r for r in self.running if r not in [chosen for chosen, _ in self.chosen]),
-                    key=lambda r: (self.urgency(r), self.running.index(r)),
-                )
-                self.running.remove(victim)
-                self.preempt(victim)
-                self.waiting.insert(0, victim)
-                self.waiting.sort(key=self.urgency)  # stable
+                passed_over += self.preempt_one(request)
             if request not in self.running:
                 break
+            position = self.running.index(request) + 1
+            if self.knobs.skips_behind_victim:  # vLLM looked at the same place again only if the victim was in the step
+                position += passed_over
             self.chosen.append((request, n))
-            self.budget -= n * lanes(request)
+            self.budget -= n * lanes(request) + self.knobs.draft_slots
+
+    def preempt_one(self, request: Request) -> bool:
+        """The last that is not in the step; where some are more urgent, the last of the least urgent, in it or not.
+        True if that one was before this request and not in the step."""
+        ordered = self.knobs.policy in ("priority", "shortest-first")
+        in_step = [r for r, _ in self.chosen]
+        if ordered and self.knobs.num_sequences == 1:
+            victim = max(self.running, key=self.turn)
+        else:
+            victim = [r for r in self.running if r not in in_step][-1]
+        before = self.running.index(victim) < self.running.index(request)
+        self.running.remove(victim)
+        for chosen, n in self.chosen:
+            if chosen is victim:
+                self.budget += n + self.knobs.draft_slots
+        self.chosen = [(r, n) for r, n in self.chosen if r is not victim]
+        self.preempt(victim)
+        self.waiting.insert(0, victim)
+        if ordered:
+            self.waiting.sort(key=self.turn)
+        return before and victim not in in_step
 
     def seats(self, requests: list[Request]) -> int:
         """Sequences that the requests have, or will have when their prompts are computed."""
@@ -790,7 +842,8 @@ class Simulation:
         knobs = self.knobs
         expected = sum(map(self.left, self.running)) * self.ratio
         self.returned = False
-        position = 0
+        position, ran = 0, [r for r, _ in self.chosen]
+        prompts = any(r.num_computed_tokens < r.prefill_end for r in ran)
         while (
             not self.preempted
             and position < len(self.waiting)
@@ -819,7 +872,18 @@ class Simulation:
                 room = (len(self.pool.free) - idle) // len(self.windows) * knobs.block_size
                 if n + self.left(request) + knobs.block_size >= room - expected:
                     break
-            n = min(n, self.threshold)
+            padded = 0
+            filled = cached + 1 + knobs.padded_drafts
+            if (
+                n == 1
+                and (ran or cached)
+                and not prompts
+                and filled < min(knobs.max_model_len, cached + self.threshold + 1)
+            ):
+                padded = knobs.padded_drafts
+                if 1 + padded > self.budget:
+                    break
+            n = min(n + padded, self.threshold)
             if n > self.budget and not knobs.chunked_prefill:
                 if knobs.skip_unfit_prefill:
                     position += 1
@@ -858,7 +922,8 @@ class Simulation:
                 "output-length": request.prompt_tokens + outputs,
                 "power-of-two": request.prompt_tokens + 2 ** (outputs - 1).bit_length(),
             }.get(knobs.reserve, 0)
-            tokens = max(min(tokens, knobs.max_model_len), cached + n)
+            ahead = knobs.lookahead if knobs.admission_lookahead else 0
+            tokens = min(max(tokens, cached + n + ahead), knobs.max_model_len)
             positions = ceil(tokens / knobs.block_size)
             if len(hits) * positions - sum(map(len, hits)) + idle + watermark > len(self.pool.free):
                 break
@@ -877,8 +942,9 @@ class Simulation:
             request.tables, request.num_hashed = hits, len(hits[0])
             self.load(request, len(hits[0]), below)
             if cached > len(hits[0]) * knobs.block_size:
-                assert self.allocate(request, 0, cached, tokens, step=-1)  # it is there before the step
-            assert self.allocate(request, 0, cached + n, tokens)
+                room = positions * knobs.block_size
+                assert self.allocate(request, 0, cached, room=room, step=-1)  # it is there before the step
+            assert self.allocate(request, 0, cached + n, room=positions * knobs.block_size)
             request.num_computed_tokens = cached
             request.prefill_end = request.num_tokens
             if request.num_cached_tokens < 0:
@@ -889,11 +955,14 @@ class Simulation:
             if cached + n == request.num_tokens:
                 expected += self.left(request)
             self.chosen.append((request, n))
-            self.budget -= n
+            self.budget -= n + knobs.draft_slots
 
     def urgency(self, request: Request) -> int:
         orders = {"fcfs": 0, "lpm": 0, "priority": request.priority, "shortest-first": request.prompt_tokens}
         return orders[self.knobs.policy]
+
+    def turn(self, request: Request) -> tuple:
+        return self.urgency(request), request.sent, request.index
 
     def sort_by_prefix(self) -> None:
         """SGLang's longest-prefix order, as long as no more than 128 wait; of those that begin alike one goes first."""
@@ -945,33 +1014,51 @@ class Simulation:
         elif self.running:
             self.ratio = max(ratio - self.knobs.new_token_ratio_decay, self.knobs.min_new_token_ratio)
 
-    def allocate(self, request: Request, num_computed_tokens: int, num_tokens: int, room: int = 0, step=None) -> bool:
-        """Free what left its window, take blocks up to num_tokens or room, hash those full of known tokens; or not.
+    def allocate(self, request: Request, computed: int, num_tokens: int, ahead: int = 0, room: int = 0, step=None):
+        """Free what left its window, take blocks up to num_tokens and `ahead` behind them, or room, hash those full of
+        known tokens; or not.
 
         step: in which that text is computed, by default the one being made.
         """
         size = self.knobs.block_size
+        num_computed_tokens = computed
+        if self.knobs.windows_by_processed:
+            num_computed_tokens -= request.num_in_flight_tokens
         for window, table in zip(self.windows, request.tables, strict=True):
             skipped = max(num_computed_tokens - window + 1, 0) // size if window else 0
-            for i in reversed(range(min(skipped, len(table)))):
-                if table[i] is None:
-                    break
-                self.pool.put_back(table[i])
-                table[i] = None
-        missing = max(ceil(max(num_tokens, room) / size) - len(request.tables[0]), 0)
+            freed = [i for i in reversed(range(min(skipped, len(table)))) if table[i] is not None]
+            if freed:
+                self.pool.put_back_all([table[i] for i in freed])
+                table[: freed[0] + 1] = [None] * (freed[0] + 1)
+        ahead = min(num_tokens + ahead, self.knobs.max_model_len)
+        missing = max(ceil(max(ahead, room) / size) - len(request.tables[0]), 0)
         if missing * len(self.windows) > len(self.pool.free):
             return False
         for table in request.tables:
             table += [self.pool.take() for _ in range(missing)]
-        if self.knobs.enable_prefix_caching:
-            full = min(num_tokens, request.num_tokens) // size
-            for group, table in enumerate(request.tables):
-                for i in range(request.num_hashed, full):
-                    if table[i] is not None:
-                        self.pool.enter(table[i], (group, request.text((i + 1) * size)))
-                        table[i].step = len(self.steps) if step is None else step
-            request.num_hashed = max(request.num_hashed, full)
+        self.cache(request, min(num_tokens, request.num_tokens), len(self.steps) if step is None else step)
         return True
+
+    def cache(self, request: Request, num_tokens: int, step: int) -> None:
+        """Hash the blocks that so many tokens fill, where somebody may look for them."""
+        size, full = self.knobs.block_size, num_tokens // self.knobs.block_size
+        for group, table in enumerate(request.tables if self.knobs.enable_prefix_caching else []):
+            for i in range(request.num_hashed, full):
+                if table[i] is not None and self.is_reachable(request, self.windows[group], i):
+                    self.pool.enter(table[i], (group, request.text((i + 1) * size)))
+                    table[i].step = step
+        request.num_hashed = max(request.num_hashed, full)
+
+    def is_reachable(self, request: Request, window: int, i: int) -> bool:
+        """Whether a prompt that goes on where this one ends, or where it parted from another, needs block i."""
+        if not self.knobs.sparse_windows or window <= 1:
+            return True
+        size, drop = self.knobs.block_size, int(self.knobs.drop_last_hit)
+        ends = [max(end // size - drop, 0) + drop for end in (request.prompt_tokens - 1, request.prompt_tokens)]
+        ends = ends if drop else ends[:1]
+        if request.shared_boundary:
+            ends.append(request.shared_boundary // size + drop)
+        return any(end - max(1, ceil((window - 1) / size)) - drop <= i < end for end in ends)
 
     def look(self) -> None:
         """What groups hold, and hold once more, since it was looked at last."""
@@ -1073,6 +1160,9 @@ class Simulation:
         longest = (request.num_tokens - 1) // size
         if request.num_swapped:
             longest = request.num_computed_tokens // size  # the rest it computes as it would have done
+        drop, full = int(self.knobs.drop_last_hit), 0 in self.windows
+        if drop and full and any(self.windows) and not request.num_swapped:
+            longest = request.num_tokens // size
         longest = longest if self.knobs.enable_prefix_caching else 0
         kinds, first = [], 0  # of groups: window, and the tables of the kind
         for window, count in zip(self.knobs.kv_window, self.knobs.kv_multiplicity, strict=True):
@@ -1100,14 +1190,19 @@ class Simulation:
             leading = hits.index(False) if False in hits else limit
             if window == 0:
                 return leading
-            wanted = max(1, ceil((window - 1) / size))
+            wanted = max(1, ceil((window - 1) / size)) + drop
             for end in range(limit, wanted - 1, -1):
                 if all(hits[end - wanted : end]):
-                    return end
-            return leading
+                    return max(end - drop, 0)
+            return max(leading - drop, 0)
 
-        while (shorter := min(hit(window, tables, longest) for window, tables in kinds)) < longest:
+        found = min((hit(0, tables, longest) for window, tables in kinds if window == 0), default=longest)
+        longest = max(found - drop, 0) if full else found
+        whole = longest
+        windowed = [(window, tables) for window, tables in kinds if window]
+        while any((shorter := hit(*kind, min(longest + drop, found))) < longest for kind in windowed):
             longest = shorter
+        request.shared_boundary = whole * size if full and windowed and longest < whole else 0
         result = []
         for window, tables in kinds:
             for group in tables:
@@ -1142,12 +1237,13 @@ class Simulation:
     def whole(self, num_tokens: int, hits: list[list[Block | None]]) -> int:
         """Blocks that the admission gate asks for: all tokens, or what a window holds at once, less what is shared."""
         size = self.knobs.block_size
-        blocks = 0
+        blocks, knobs = 0, self.knobs
+        steps = knobs.steps_in_flight if knobs.windows_by_processed else 1
         for window, table in zip(self.windows, hits, strict=True):
             need = ceil(num_tokens / size)
-            if window:
-                need = min(need, ceil((window - 1 + self.knobs.max_num_batched_tokens) / size) + 1)
-            blocks += need - sum(1 for block in table if block and block.references > 0)
+            if window and knobs.gate_caps_windows:
+                need = min(need, ceil((window - 1 + steps * knobs.max_num_batched_tokens) / size) + 1)
+            blocks += max(need - len(table), 0) + sum(1 for block in table if block and block.references == 0)
         return blocks
 
     def release(self, request: Request) -> None:
@@ -1157,9 +1253,7 @@ class Simulation:
             request.tables = []
             return
         for table in request.tables:
-            for block in reversed(table):
-                if block is not None:
-                    self.pool.put_back(block)
+            self.pool.put_back_all([block for block in reversed(table) if block is not None])
         request.tables, request.num_hashed = [], 0
 
     def preempt(self, victim: Request) -> None:
@@ -1204,6 +1298,8 @@ class Simulation:
     def complete(self, entries: list[Entry], end: float) -> None:
         """A step's tokens are known at `end`; the scheduler may come to look at them later."""
         self.now = max(self.now, end)
+        if not entries:
+            return
         if self.knobs.num_sequences > 1:
             self.look()
         if self.knobs.max_concurrency or self.knobs.host_token_time:
@@ -1222,6 +1318,7 @@ class Simulation:
         for entry in entries:
             request = entry.request
             request.num_steps_in_flight -= 1
+            request.num_in_flight_tokens -= entry.n
             if request.status == COMPLETED or not entry.samples:
                 continue  # COMPLETED: async scheduling's wasted step
             accepted = 0
@@ -1241,6 +1338,8 @@ class Simulation:
             request.num_accepted += min(1 + accepted, room) - 1
             request.first_token, request.last_token = request.token_times[0], end
             request.num_placeholders -= 1 + entry.verified if self.knobs.async_scheduling else 0
+            if self.knobs.async_scheduling and request in self.running and not self.knobs.radix:
+                self.cache(request, request.num_tokens - 1, len(self.steps) - 1)
             if self.knobs.num_sequences > 1:
                 self.advance_group(request, end)
             if request.outputs >= min(request.output_tokens, request.max_tokens):

@@ -141,7 +141,14 @@ def knobs(draw, exact: bool = True) -> dict:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3, 8])),
         "long_prefill_needs_contention": draw(st.booleans()),
         "reserve_full_isl": draw(st.booleans()),
+        "gate_caps_windows": draw(st.booleans()),
+        "windows_by_processed": draw(st.booleans()),
+        "sparse_windows": draw(st.booleans()),
+        "evict_unhashed_first": draw(st.booleans()),
+        "admission_lookahead": draw(st.booleans()),
+        "skips_behind_victim": draw(st.booleans()),
         "watermark_blocks": draw(st.sampled_from([0, 0, 1, 3])),
+        "batch_queue": draw(st.sampled_from(["steps", "until-done", "until-full"])),
         "steps_in_flight": draw(st.sampled_from([2, 1] if async_scheduling else [1, 2, 3])),
         "async_scheduling": async_scheduling,
         **draw(families()),
@@ -283,6 +290,10 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
     passes = [0, *(max(i - 1, 0) for i in range(1, most + 1))]
     knobs["draft_passes"], knobs["depth"] = tuple(passes), depth
     knobs["lookahead"] = draw(st.sampled_from([0, most]))
+    knobs["drop_last_hit"] = draw(st.booleans())
+    room = knobs["max_num_batched_tokens"] - 1
+    knobs["draft_slots"] = draw(st.sampled_from([0, 0, min(room, 1)]))
+    knobs["padded_drafts"] = draw(st.sampled_from([0, most])) if most + knobs["draft_slots"] <= room else 0
     attention = np.zeros(draw(st.integers(0, 2)), ATTENTION_PRICE)
     for kind in attention:
         kind["window"] = draw(st.sampled_from(cost.attention["window"].tolist()))

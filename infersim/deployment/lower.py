@@ -184,6 +184,7 @@ class Deployment:
             copy_block_time=self._copy_block_time if self.num_sequences > 1 else 0.0,
             **self._tiers,
             lookahead=self._lookahead,
+            **self._drafter_knobs,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
             host_token_time=engine.host_token_time / engine.stream_interval,  # a chunk is sent at once
         )
@@ -219,6 +220,19 @@ class Deployment:
             "tier_blocks": [min(int(each / (size * gpus)), MAX_TIER_BLOCKS) for each in room],
             "tier_latency": [engine.kv_offloading_latency, engine.kv_offloading_disk_latency],
             "tier_block_time": [self._host_block_time, disk],
+        }
+
+    @property
+    def _drafter_knobs(self) -> dict[str, int]:
+        """How vLLM schedules sequences that draft."""
+        spec, engine = self.speculation, self.engine
+        if spec is None:
+            return {}
+        pads = engine.pads_drafts and spec.num_speculative_tokens_per_batch_size is None
+        return {
+            "draft_slots": int(engine.drafting_slots and spec.how.kind == "model"),
+            "padded_drafts": spec.num_speculative_tokens if pads else 0,
+            "drop_last_hit": int(engine.engine == "vllm" and spec.how.kind == "layer"),
         }
 
     @property

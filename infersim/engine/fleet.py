@@ -76,7 +76,7 @@ class Fleet:
         self.sums, self.scratch, self.due = (self._zeros(name) for name in ("sums", "scratch", "due"))
         self.fingers = self._zeros("fingers")
         self.running, self.steps, self.drafts = (self._zeros(name) for name in ("running", "steps", "drafts"))
-        self.counts, self.step_end = self._zeros("counts"), self._zeros("step_end")
+        self.counts, self.lengths, self.step_end = (self._zeros(name) for name in ("counts", "lengths", "step_end"))
         self.histogram, self.events = self._zeros("histogram"), self._zeros("events")
         self._turn = np.zeros(n, "i8")  # requests that each replica has been given
         self.keep_gaps = keep_gaps
@@ -337,7 +337,7 @@ class Fleet:
             split = self.time_of(self.prices["linear"] == self.prices["linear"][replica])  # those of its kind
             mine["busy_time"] -= cut
             mine["time_by_resource"] -= cut * split / split.sum()
-        mine["in_flight"] = mine["blocked"] = 0
+        mine["in_flight"] = mine["num_empty"] = mine["blocked"] = 0
         mine["front_end"] = np.minimum(mine["front_end"], time)
         mine["now"] = mine["device_free"] = mine["latest_end"] = time  # what its scheduler was about to do too
         return ended

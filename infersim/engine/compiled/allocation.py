@@ -9,6 +9,7 @@ from .blocks import (
     find_longest_cache_hit,
     free_blocks,
     free_table,
+    num_settled,
     remove_skipped_blocks,
     take_table,
     touch,
@@ -52,8 +53,9 @@ def blocks_needed(knobs, num_computed, per_table, first=0):
 
 
 @compiled
-def blocks_of_whole_sequence(knobs, num_tokens):
-    """KV blocks that the admission gate asks for: the whole sequence, windows capped at what one step can hold."""
+def blocks_of_whole_sequence(knobs, num_tokens, hit):
+    """KV blocks that the admission gate asks for beyond `hit` of each table: the whole sequence, windows capped at what
+    is held at once if the engine does so."""
     block_size = knobs.block_size
     per_table = (num_tokens + block_size - 1) // block_size
     total = 0
@@ -61,11 +63,13 @@ def blocks_of_whole_sequence(knobs, num_tokens):
         blocks = per_table
         if knobs.kv_window[g] == 1:
             blocks = 1
-        elif knobs.kv_window[g] > 1:
-            # vLLM SlidingWindowManager: window - 1 keys kept, one step's tokens, and one block for misalignment
-            held = knobs.kv_window[g] - 1 + knobs.max_num_batched_tokens
+        elif knobs.kv_window[g] > 1 and knobs.gate_caps_windows:
+            # vLLM's SlidingWindowSpec: window - 1 keys kept, the tokens of a step, or of all that may be in flight, and
+            # one block for misalignment
+            steps = knobs.steps_in_flight if knobs.windows_by_processed else 1
+            held = knobs.kv_window[g] - 1 + steps * knobs.max_num_batched_tokens
             blocks = min(blocks, (held + block_size - 1) // block_size + 1)
-        total += knobs.kv_multiplicity[g] * blocks
+        total += knobs.kv_multiplicity[g] * max(blocks - hit, 0)
     return total
 
 
@@ -81,8 +85,10 @@ def set_slots(request, knobs):
 
 
 @compiled
-def table_length_for(request, knobs, num_tokens, admitted):
-    """Blocks per table that a request is to have for num_tokens; at admission what the engine reserves."""
+def table_length_for(request, knobs, num_tokens, lookahead, admitted):
+    """Blocks per table that a request is to have for num_tokens and what a drafter writes behind them; at admission
+    what the engine reserves."""
+    num_tokens = min(num_tokens + lookahead, knobs.max_model_len)
     if admitted:
         if knobs.reserve == RESERVE_WHOLE_PROMPT:
             num_tokens = max(num_tokens, request.prompt_tokens + request.num_output_tokens)
@@ -99,25 +105,26 @@ def table_length_for(request, knobs, num_tokens, admitted):
 
 
 @compiled
-def allocate_slots(core, request, num_computed, num_tokens, admitted, reserve):
-    """Take the blocks that num_tokens need, if that leaves `reserve` free; False (and nothing taken) otherwise.
+def allocate_slots(core, request, num_computed, num_tokens, lookahead, admitted, reserve):
+    """Take the blocks that num_tokens and what a drafter writes behind them need, if that leaves `reserve` free; False
+    (and nothing taken) otherwise.
 
     admitted: it waits, so gets what the engine reserves, and shares the num_computed tokens that get_computed_blocks
     found.
     """
-    if core.scheduler.identified:
-        if admitted and request.table < 0:
-            return allocate_cached(core, request, num_computed, num_tokens, reserve)
-        return allocate_identified(core, request, num_tokens, admitted, reserve)
     if admitted and core.knobs.radix and request.num_blocks == 0:
         return allocate_matched(core, request, num_computed, num_tokens, reserve)
-    return allocate_counted(request, core.scheduler, core.knobs, core.tables, num_tokens, admitted, reserve)
+    length = table_length_for(request, core.knobs, num_tokens, lookahead, admitted)
+    if core.scheduler.identified:
+        if admitted and request.table < 0:
+            return allocate_cached(core, request, num_computed, num_tokens, length, reserve)
+        return allocate_identified(core, request, num_tokens, length, reserve)
+    return allocate_counted(request, core.scheduler, core.knobs, core.tables, num_tokens, length, reserve)
 
 
 @compiled
-def allocate_counted(request, scheduler, knobs, pieces, num_tokens, admitted, reserve):
+def allocate_counted(request, scheduler, knobs, pieces, num_tokens, length, reserve):
     """`allocate_slots` where nothing is found again: how many blocks it holds is all there is."""
-    length = table_length_for(request, knobs, num_tokens, admitted)
     if knobs.allocator:
         given = request.first_block >= 0  # before it was sent
         short = length + reserve > scheduler.free_blocks
@@ -125,7 +132,7 @@ def allocate_counted(request, scheduler, knobs, pieces, num_tokens, admitted, re
             return False
         set_slots(request, knobs)
         return True
-    needed = blocks_needed(knobs, request.num_computed_tokens, length)
+    needed = blocks_needed(knobs, num_settled(request, knobs), length)
     if needed - request.num_blocks + reserve > scheduler.free_blocks:
         return False
     scheduler.free_blocks -= needed - request.num_blocks
@@ -150,11 +157,10 @@ def extend(core, request, num_tokens, length):
 
 
 @compiled
-def allocate_identified(core, request, num_tokens, admitted, reserve):
+def allocate_identified(core, request, num_tokens, length, reserve):
     """`allocate_slots` for a request that holds blocks with an identity."""
     scheduler, knobs = core.scheduler, core.knobs
     remove_skipped_blocks(request, knobs, scheduler, core.blocks, core.tables[request.table])
-    length = table_length_for(request, knobs, num_tokens, admitted)
     if scheduler.num_tables * (length - request.table_length) + reserve > scheduler.free_blocks:
         return False
     extend(core, request, num_tokens, length)
@@ -162,18 +168,19 @@ def allocate_identified(core, request, num_tokens, admitted, reserve):
 
 
 @compiled
-def gate(request, scheduler, knobs, busy_hits, watermark, promised):
+def gate(request, scheduler, knobs, looked_up, busy_hits, watermark):
     """Whether the blocks of the whole sequence that a waiting request still needs are free, if the engine asks for it.
 
-    busy_hits: blocks of it that others hold. promised: blocks that running requests are still to get.
+    busy_hits: blocks of it that others hold, if it was looked up.
     """
+    tokens, promised = request.prompt_tokens + request.num_output_tokens, 0
     if knobs.reserve == RESERVE_TO_COMPLETION:
-        needed = blocks_of_whole_sequence(knobs, request.max_num_tokens)
-    elif knobs.reserve_full_isl:
-        needed = blocks_of_whole_sequence(knobs, request.prompt_tokens + request.num_output_tokens)
-    else:
+        tokens, promised = request.max_num_tokens, scheduler.promised_blocks
+    elif not knobs.reserve_full_isl:
         return True
-    needed += promised - busy_hits - request.num_blocks
+    hit = request.num_hashed_blocks if looked_up and scheduler.identified else 0
+    needed = blocks_of_whole_sequence(knobs, tokens, hit) + promised - request.num_blocks
+    needed += scheduler.idle_hit_blocks if hit > 0 else -busy_hits
     scheduler.blocked_need = needed
     return needed + watermark <= scheduler.free_blocks
 
@@ -217,10 +224,9 @@ def get_computed_blocks(core, q, watermark):
 
 
 @compiled
-def allocate_cached(core, request, num_computed, num_tokens, reserve):
+def allocate_cached(core, request, num_computed, num_tokens, length, reserve):
     """`allocate_slots` for a waiting request that was just looked up: share what the GPU has, take the rest."""
     scheduler, knobs = core.scheduler, core.knobs
-    length = table_length_for(request, knobs, num_tokens, True)
     hit = request.num_hashed_blocks
     needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
     if needed + reserve > scheduler.free_blocks:
@@ -263,12 +269,12 @@ def share_hits(request, scheduler, blocks, tables, length):
 def allocate_matched(core, request, num_computed, num_tokens, reserve):
     """`allocate_slots` for a waiting request that was just matched: hold what the radix tree has, take the rest."""
     scheduler, knobs = core.scheduler, core.knobs
-    length = table_length_for(request, knobs, num_tokens, True)
+    length = table_length_for(request, knobs, num_tokens, 0, True)
     if length - scheduler.hit_blocks + scheduler.idle_hit_blocks + reserve > scheduler.free_blocks:
         return False
     share_match(request, num_computed, scheduler, core.nodes)
     request.entered = 0
-    return allocate_counted(request, scheduler, knobs, core.tables, num_tokens, True, reserve)
+    return allocate_counted(request, scheduler, knobs, core.tables, num_tokens, length, reserve)
 
 
 @compiled
@@ -282,7 +288,7 @@ def free(core, request):
         scheduler.held_tokens -= request.num_computed_tokens
     request.num_computed_tokens = 0
     if request.table >= 0:
-        free_blocks(request, scheduler, core.blocks, core.tables)
+        free_blocks(request, scheduler, core.knobs, core.blocks, core.tables)
     elif request.first_block >= 0:
         give_back(request, scheduler, core.tables)
     else:

@@ -225,7 +225,8 @@ class Core(types.Type):
     """What the scheduler of one rank works on: its part of interface.ARRAYS, as CORE has it; vLLM's EngineCore.
 
     running: i4[max_num_seqs], request rows in order of admission; step: i4[max_num_seqs], the step being made: a
-    request row if it samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many each verifies.
+    request row if it samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many each verifies;
+    lengths: i4[max_num_seqs], tokens of each.
     """
 
     def __init__(self):
@@ -250,6 +251,7 @@ CORE = {
     "nodes": ("nodes", "rank"),
     "step": ("steps", "rank", "slot"),
     "drafts": ("drafts", "rank", "slot"),
+    "lengths": ("lengths", "rank", "slot"),
 }
 """where in interface.ARRAYS: name, and what it is indexed with"""
 

@@ -18,7 +18,9 @@ def get_new_block(blocks, scheduler, knobs):
 
     Text that the GPU then holds no more goes to the tiers below, if there are any.
     """
-    if scheduler.fresh_block < knobs.num_gpu_blocks:
+    if scheduler.num_first > 0:
+        scheduler.num_first -= 1
+    elif scheduler.fresh_block < knobs.num_gpu_blocks:
         b = scheduler.fresh_block
         scheduler.fresh_block += 1
         scheduler.free_blocks -= 1
@@ -53,19 +55,46 @@ def touch(blocks, scheduler, b):
 
 
 @compiled
-def free_block(blocks, scheduler, b):
-    """One request less holds block b; the last one leaves it at the end of the free queue, hash and all."""
+def free_block(blocks, scheduler, b, before):
+    """One request less holds block b; the last one leaves it in the free queue behind the block `before`, hash and all.
+
+    Returns the block behind which the next one goes.
+    """
     block = blocks[b]
     block.references -= 1
-    if block.references == 0:
-        last = blocks[0].prev
-        blocks[last].next = b
-        block.prev = last
-        block.next = 0
-        blocks[0].prev = b
-        scheduler.free_blocks += 1
-    else:
+    if block.references > 0:
         scheduler.num_shared -= 1
+        return before
+    after = blocks[before].next
+    blocks[before].next = b
+    block.prev = before
+    block.next = after
+    blocks[after].prev = b
+    scheduler.free_blocks += 1
+    return b
+
+
+@compiled
+def free_range(request, scheduler, knobs, blocks, table, first, last, hashed):
+    """Free the blocks of a table from place `last` back to `first`, up to one that has been freed; returns how many.
+    What is behind place `hashed` has no hash, if texts are not told apart.
+
+    Newer vLLM puts those without a hash before all that are free (BlockPool.free_blocks), in this order.
+    """
+    head, freed = 0, 0
+    for i in range(last, first - 1, -1):
+        b = table[i]
+        if b == 0:
+            break
+        freed += 1
+        known = i < hashed if scheduler.unshared else blocks[b].hash != 0
+        if known or not knobs.evict_unhashed_first:
+            free_block(blocks, scheduler, b, blocks[0].prev)
+        else:
+            free_blocks_before = scheduler.free_blocks
+            head = free_block(blocks, scheduler, b, head)
+            scheduler.num_first += scheduler.free_blocks - free_blocks_before
+    return freed
 
 
 @compiled
@@ -85,14 +114,13 @@ def free_table(scheduler):
 
 
 @compiled
-def free_blocks(request, scheduler, blocks, tables):
+def free_blocks(request, scheduler, knobs, blocks, tables):
     """Free all blocks of a request, the last of each block table first, and its row of tables."""
-    stride = scheduler.table_stride
     table = tables[request.table]
     for t in range(scheduler.num_tables):
-        for i in range(t * stride + request.table_length - 1, t * stride - 1, -1):
-            if table[i] > 0:
-                free_block(blocks, scheduler, table[i])
+        first = t * scheduler.table_stride
+        last = first + request.table_length - 1
+        free_range(request, scheduler, knobs, blocks, table, first, last, first + request.num_hashed_blocks)
     request.table_length = 0
     table[len(table) - 1] = scheduler.free_table
     scheduler.free_table = request.table
@@ -103,18 +131,32 @@ def free_blocks(request, scheduler, blocks, tables):
 @compiled
 def remove_skipped_blocks(request, knobs, scheduler, blocks, table):
     """Free the blocks that no later query sees (SlidingWindowManager.remove_skipped_blocks)."""
-    t = 0
+    t, computed = 0, num_settled(request, knobs)
     for g in range(knobs.num_kv_groups):
         for _ in range(knobs.kv_multiplicity[g]):
-            if knobs.kv_window[g] > 0 and request.num_computed_tokens >= knobs.kv_window[g]:
-                skipped = (request.num_computed_tokens - knobs.kv_window[g] + 1) // knobs.block_size
-                for i in range(t * scheduler.table_stride + skipped - 1, t * scheduler.table_stride - 1, -1):
-                    if table[i] == 0:
-                        break
-                    free_block(blocks, scheduler, table[i])
+            if knobs.kv_window[g] > 0 and computed >= knobs.kv_window[g]:
+                first = t * scheduler.table_stride
+                last = first + (computed - knobs.kv_window[g] + 1) // knobs.block_size - 1
+                freed = free_range(request, scheduler, knobs, blocks, table, first, last, 0)
+                for i in range(last - freed + 1, last + 1):
                     table[i] = 0
-                    request.num_blocks -= 1
+                request.num_blocks -= freed
             t += 1
+
+
+@compiled
+def has_windows(knobs):
+    """Whether layers forget text."""
+    return knobs.num_kv_groups > 1 or knobs.kv_window[0] > 0
+
+
+@compiled
+def num_settled(request, knobs):
+    """Tokens of a request that are computed, for what leaves its windows: without those that steps in flight still
+    read, if the engine waits for them."""
+    if knobs.windows_by_processed:
+        return max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
+    return request.num_computed_tokens
 
 
 @compiled
@@ -132,11 +174,37 @@ def cache_full_blocks(request, knobs, scheduler, blocks, table, segments, full):
         )
         if request.chain == scheduler.awaited:
             scheduler.blocked_request = -1
-        for t in range(scheduler.num_tables):
-            b = table[t * scheduler.table_stride + request.num_hashed_blocks]
-            if b > 0:
-                enter(blocks, scheduler, b, key_of(request.chain, t))
+        t = 0
+        for g in range(knobs.num_kv_groups):
+            kept = is_reachable(request, knobs, g, request.num_hashed_blocks)
+            for _ in range(knobs.kv_multiplicity[g]):
+                b = table[t * scheduler.table_stride + request.num_hashed_blocks]
+                if b > 0 and kept:
+                    enter(blocks, scheduler, b, key_of(request.chain, t))
+                t += 1
         request.num_hashed_blocks += 1
+
+
+@compiled
+def window_blocks(knobs, g):
+    """Blocks of a window that a hit needs."""
+    return max(1, (knobs.kv_window[g] + knobs.block_size - 2) // knobs.block_size)
+
+
+@compiled
+def is_reachable(request, knobs, g, i):
+    """Whether block i of a KV group is cached. Of windows newer vLLM keeps only those that a prompt needs which goes on
+    where this one ends, or where it parted from one before (SlidingWindowManager.reachable_block_mask)."""
+    if not knobs.sparse_windows or knobs.kv_window[g] <= 1:
+        return True
+    drop = knobs.drop_last_hit
+    needed = window_blocks(knobs, g) + drop
+    resend = (request.prompt_tokens - 1) // knobs.block_size
+    extension = resend
+    if drop:
+        resend, extension = max(resend - 1, 0) + 1, max(request.prompt_tokens // knobs.block_size - 1, 0) + 1
+    shared = request.shared_boundary // knobs.block_size + drop if request.shared_boundary > 0 else 0
+    return resend - needed <= i < resend or extension - needed <= i < extension or shared - needed <= i < shared
 
 
 @compiled
@@ -212,18 +280,19 @@ def find_longest_cache_hit(request, knobs, scheduler, blocks, segments, table):
     free to the scheduler's hit_blocks and idle_hit_blocks, and the hash state at their end to the request.
     """
     stride = scheduler.table_stride
-    limit = (request.prompt_tokens + request.num_output_tokens - 1) // knobs.block_size
+    tokens = request.prompt_tokens + request.num_output_tokens
+    limit = (tokens - 1) // knobs.block_size
     if request.num_swapped > 0:
         limit = request.num_computed_tokens // knobs.block_size
+    elif knobs.drop_last_hit and has_full(knobs) and has_windows(knobs):
+        limit = tokens // knobs.block_size  # the last one is dropped
     chain, segment, offset = 0, 0, 0
-    windows = False
     length = 0
     scheduler.awaited = 0
     while length < limit and scheduler.awaited == 0:
         chain, segment, offset = hash_block(request, segments, knobs.block_size, chain, segment, offset)
         t = 0
         for g in range(knobs.num_kv_groups):
-            windows = windows or knobs.kv_window[g] > 0
             for _ in range(knobs.kv_multiplicity[g]):
                 b = find(blocks, key_of(chain, t))
                 if b > 0 and knobs.late_hits and blocks[b].step == scheduler.step:
@@ -237,8 +306,26 @@ def find_longest_cache_hit(request, knobs, scheduler, blocks, segments, table):
         if scheduler.awaited == 0:
             request.chain, request.segment, request.segment_offset = chain, segment, offset
             length += 1
+    return settle_hit(request, knobs, scheduler, blocks, segments, table, length)
+
+
+@compiled
+def settle_hit(request, knobs, scheduler, blocks, segments, table, found):
+    """The same, of `found` blocks that groups without a window have, or that were looked for if there are none."""
+    stride, length = scheduler.table_stride, found
+    full, windows = has_full(knobs), has_windows(knobs)
+    if knobs.drop_last_hit and full:
+        length = max(length - 1, 0)
+    request.shared_boundary = length * knobs.block_size if full and windows else 0
     if windows:
-        length = agree_on_windows(request, knobs, scheduler, segments, table, length)
+        length = agree_on_windows(knobs, scheduler, table, length, found)
+    if request.shared_boundary == length * knobs.block_size:
+        request.shared_boundary = 0
+    if length < found:
+        chain, segment, offset = 0, 0, 0
+        for _ in range(length):
+            chain, segment, offset = hash_block(request, segments, knobs.block_size, chain, segment, offset)
+        request.chain, request.segment, request.segment_offset = chain, segment, offset
     hits, idle = 0, 0
     for t in range(scheduler.num_tables):
         for i in range(t * stride, t * stride + length):
@@ -253,16 +340,30 @@ def find_longest_cache_hit(request, knobs, scheduler, blocks, segments, table):
 
 
 @compiled
-def agree_on_windows(request, knobs, scheduler, segments, table, length):
-    """The longest hit within `length` blocks that every window accepts; forgets what lies before the windows."""
+def has_full(knobs):
+    """Whether a KV group sees all text."""
+    full = False
+    for g in range(knobs.num_kv_groups):
+        full = full or knobs.kv_window[g] == 0
+    return full
+
+
+@compiled
+def agree_on_windows(knobs, scheduler, table, length, found):
+    """The longest hit within `length` blocks that every window accepts; forgets what lies before the windows.
+
+    Where the last block is dropped a window must have one more, of the `found` ones.
+    """
+    drop = knobs.drop_last_hit
     agreed = False
     while not agreed:
         agreed = True
         t = 0
         for g in range(knobs.num_kv_groups):
             if knobs.kv_window[g] > 0:
-                wanted = max(1, (knobs.kv_window[g] + knobs.block_size - 2) // knobs.block_size)
-                hit = window_hit(table, scheduler.table_stride, t, knobs.kv_multiplicity[g], length, wanted)
+                wanted, most = window_blocks(knobs, g) + drop, min(length + drop, found)
+                hit = window_hit(table, scheduler.table_stride, t, knobs.kv_multiplicity[g], most, wanted)
+                hit = max(hit - drop, 0)
                 agreed = agreed and hit == length
                 length = hit
             t += knobs.kv_multiplicity[g]
@@ -270,12 +371,7 @@ def agree_on_windows(request, knobs, scheduler, segments, table, length):
     for g in range(knobs.num_kv_groups):
         for _ in range(knobs.kv_multiplicity[g]):
             if knobs.kv_window[g] > 0:
-                wanted = max(1, (knobs.kv_window[g] + knobs.block_size - 2) // knobs.block_size)
-                for i in range(length - wanted):
+                for i in range(length - window_blocks(knobs, g)):
                     table[t * scheduler.table_stride + i] = 0
             t += 1
-    chain, segment, offset = 0, 0, 0
-    for _ in range(length):
-        chain, segment, offset = hash_block(request, segments, knobs.block_size, chain, segment, offset)
-    request.chain, request.segment, request.segment_offset = chain, segment, offset
     return length

@@ -1,6 +1,14 @@
 """What is done to one request from outside, between two advances: abort, reserve, release, look up. Compiled."""
 
-from .allocation import allocate_counted, allocate_matched, blocks_needed, free, keeps_tables, share_hits
+from .allocation import (
+    allocate_counted,
+    allocate_matched,
+    blocks_needed,
+    free,
+    keeps_tables,
+    share_hits,
+    table_length_for,
+)
 from .arrays import core_of
 from .blocks import allocate_new_blocks, find_longest_cache_hit, free_table, identify
 from .groups import forget
@@ -101,7 +109,8 @@ def reserve(a, q, time):
         if fits:
             evict(a.nodes[rank], scheduler, 0)
     else:
-        fits = allocate_counted(request, scheduler, knobs, tables, tokens, True, watermark)
+        length = table_length_for(request, knobs, tokens, 0, True)
+        fits = allocate_counted(request, scheduler, knobs, tables, tokens, length, watermark)
     if not fits:
         request.num_computed_tokens = 0
         return 0

@@ -38,7 +38,10 @@ ARRAYS = {
     "attention": (ATTENTION_PRICE, ("num_replicas", MAX_ATTENTION_KINDS)),
     # of the drafters; window: the target's kind that sees the same
     "draft_attention": (ATTENTION_PRICE, ("num_replicas", MAX_ATTENTION_KINDS)),
-    "plan": ("i4", ("num_replicas", "num_plans", 2)),  # drafts of a sequence and further passes, by running sequences
+    "plan": (
+        "i4",
+        ("num_replicas", "num_plans", 2),
+    ),  # drafts of a sequence and further passes, by sequences in the step
     "accepted": ("f8", ("num_accepted",)),  # chances that at least 1, 2, ... drafts are accepted, row after row
     "sums": (SUMS, ("num_schedulers", MAX_ATTENTION_KINDS)),
     "scratch": ("f8", ("ranks", len(RESOURCES))),  # a rank's attention by resource, and its copies
@@ -55,6 +58,7 @@ ARRAYS = {
     "running": ("i4", ("num_schedulers", "max_num_seqs")),  # request rows in order of admission
     "steps": ("i4", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # entries of the steps in flight
     "drafts": ("i2", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # of each entry
+    "lengths": ("i4", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # tokens of each entry
     "counts": ("i4", ("num_schedulers", "steps_in_flight")),  # entries in each
     "step_end": ("f8", ("num_replicas", "steps_in_flight")),  # when each ends
     "histogram": ("i8", (HISTOGRAM_BINS,)),  # inter-token gaps

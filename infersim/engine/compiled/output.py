@@ -5,8 +5,9 @@ Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.update_
 
 import numpy as np
 
-from .allocation import free
+from .allocation import free, set_slots
 from .arrays import core_of
+from .blocks import cache_full_blocks, has_windows
 from .groups import go_on
 from .histogram import HISTOGRAM_BINS, HISTOGRAM_FIRST, HISTOGRAM_SHIFT
 from .interface import FINISHED, PREFILL_DONE
@@ -28,6 +29,9 @@ def update_from_output(a, r):
     replica.oldest_step = slot + 1 if slot + 1 < knobs.steps_in_flight else 0
     replica.in_flight -= 1
     replica.blocked = 0
+    if replica.num_empty > 0 and is_empty_step(a, r, slot):
+        replica.num_empty -= 1
+        return
     if knobs.max_concurrency > 0 or knobs.host_token_time > 0.0:
         send(a, r, end, 0.0)
     if knobs.host_token_time > 0.0:
@@ -49,6 +53,15 @@ def update_from_output(a, r):
     replica.last_end = end
 
 
+@compiled
+def is_empty_step(a, r, slot):
+    """Nothing was in this step (batch_queue)."""
+    entries = 0
+    for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
+        entries += a.counts[rank, slot]
+    return entries == 0
+
+
 @inlined
 def update_requests(a, core, r, rank, count, end):
     """Give the requests of one rank's part of the step their tokens, which clients have at `end`; how many of them had
@@ -59,8 +72,11 @@ def update_requests(a, core, r, rank, count, end):
     placeholder = 1 if knobs.async_scheduling else 0
     last_end = replica.last_end
     regular_gaps, any_finished = 0, False
+    in_flight = has_windows(knobs)
     for i in range(count):
         q = core.step[i]
+        if in_flight:
+            a.requests[q if q >= 0 else ~q].num_in_flight_tokens -= core.lengths[i]
         if q < 0:
             continue
         request = a.requests[q]
@@ -74,6 +90,8 @@ def update_requests(a, core, r, rank, count, end):
             more = more_tokens(a, core, request, core.drafts[i] if speculates else 0)
         tokens = request.num_output_tokens + 1 + more
         request.num_output_tokens = tokens
+        if placeholder > 0 and core.scheduler.identified and request.status == RUNNING:
+            cache_blocks(core, request)
         last_token = request.last_token
         request.last_token = end
         if last_token == last_end:
@@ -90,6 +108,16 @@ def update_requests(a, core, r, rank, count, end):
     if any_finished:
         drop_finished(a.requests, core.scheduler, core.running)
     return regular_gaps
+
+
+@compiled
+def cache_blocks(core, request):
+    """Cache what is full of computed tokens that are known now (AsyncScheduler._update_request_with_output)."""
+    full = (request.prompt_tokens + request.num_output_tokens - 1) // core.knobs.block_size
+    if full > request.num_hashed_blocks:
+        table = core.tables[request.table]
+        cache_full_blocks(request, core.knobs, core.scheduler, core.blocks, table, core.segments, full)
+        set_slots(request, core.knobs)
 
 
 @inlined

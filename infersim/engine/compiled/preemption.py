@@ -1,10 +1,10 @@
 """Who gives up memory when it runs out, and what becomes of it. Compiled."""
 
 from .allocation import free
-from .blocks import identify, remember
+from .blocks import has_windows, identify, remember
 from .groups import swap_out
 from .njit import compiled
-from .queue import push_back, put_back, urgency
+from .queue import goes_before, is_ordered, push_back, put_back
 from .radix import evict, release_path
 from .state import RETRACT_STEPS, WAITING
 
@@ -54,21 +54,45 @@ def drop(scheduler, running, place):
 
 
 @compiled
+def unschedule(core, q):
+    """Request q leaves the step being made, and its tokens are there for others. Blocks that it filled keep their hash,
+    as in vLLM."""
+    request, scheduler, entry = core.requests[q], core.scheduler, 0
+    while core.step[entry] != q and core.step[entry] != ~q:
+        entry += 1
+    n = core.lengths[entry]
+    if core.step[entry] == q and core.knobs.async_scheduling:
+        request.num_tokens -= 1 + core.drafts[entry]
+    request.num_computed_tokens -= n
+    request.num_in_flight_tokens -= n if has_windows(core.knobs) else 0
+    request.last_step = core.replica.num_steps - 1
+    scheduler.token_budget += n + core.knobs.draft_slots
+    scheduler.num_entries -= 1
+    for i in range(entry, scheduler.num_entries):
+        core.step[i], core.lengths[i], core.drafts[i] = core.step[i + 1], core.lengths[i + 1], core.drafts[i + 1]
+    scheduler.num_unscheduled += 1
+    scheduler.recount = 1
+
+
+@compiled
 def preempt_last(core):
-    """Preempt the last running request that is not in this step, or the last of the least urgent of those; returns it.
+    """Preempt the last running request that is not in this step; or, where some are more urgent, the least urgent of
+    all, which leaves the step if it is in it, and of these the one that came last. Returns it.
 
     vLLM's victim. The request that lacks memory is not in this step, so there is one.
     """
     requests, running, policy, this_step = core.requests, core.running, core.knobs.policy, core.replica.num_steps
     place = core.scheduler.num_running - 1
-    while requests[running[place]].last_step == this_step:
-        place -= 1
-    if policy:
+    if is_ordered(policy) and core.knobs.num_sequences == 1:
         for i in range(place - 1, -1, -1):
-            other = requests[running[i]]
-            if other.last_step != this_step and urgency(other, policy) > urgency(requests[running[place]], policy):
+            if goes_before(requests, running[place], running[i], policy):
                 place = i
+    else:
+        while requests[running[place]].last_step == this_step:
+            place -= 1
     victim = running[place]
+    if requests[victim].last_step == this_step:
+        unschedule(core, victim)
     drop(core.scheduler, running, place)
     preempt(core, victim)
     put_back(requests, core.scheduler, policy, victim)

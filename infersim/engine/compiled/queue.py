@@ -15,6 +15,20 @@ def urgency(request, policy):
 
 
 @compiled
+def is_ordered(policy):
+    """Whether some are more urgent than others."""
+    return policy in (PRIORITY, SHORTEST_FIRST)
+
+
+@compiled
+def goes_before(requests, q, other, policy):
+    """Whether request q is more urgent than another, or as urgent and here before it."""
+    own, its = urgency(requests[q], policy), urgency(requests[other], policy)
+    sooner = requests[q].sent < requests[other].sent or (requests[q].sent == requests[other].sent and q < other)
+    return own < its or (own == its and sooner)
+
+
+@compiled
 def insert(requests, scheduler, q, before, after):
     """Put request q between two that are neighbours; -1 is an end of the queue."""
     requests[q].prev = before
@@ -95,13 +109,14 @@ def push_front(requests, scheduler, q):
 
 @compiled
 def put_back(requests, scheduler, policy, q):
-    """Queue the preempted request q before all that are no more urgent, but behind those whose KV came from elsewhere.
+    """Queue the preempted request q before all that are no more urgent, or by arrival among equals if there is such an
+    order, but behind those whose KV came from elsewhere.
 
     They hold blocks: if it went before them, it might never have enough, and they never run.
     """
     before, after = -1, scheduler.waiting_head
-    own = urgency(requests[q], policy)
-    while after >= 0 and (requests[after].num_blocks > 0 or urgency(requests[after], policy) < own):
+    ordered = is_ordered(policy)
+    while after >= 0 and (requests[after].num_blocks > 0 or (ordered and goes_before(requests, after, q, policy))):
         before = after
         after = requests[after].next
     insert(requests, scheduler, q, before, after)

@@ -22,6 +22,7 @@ from .state import (
     PENDING,
     PROMPT_TOO_LONG,
     REJECTED,
+    UNTIL_DONE,
     WAITING,
 )
 
@@ -256,6 +257,11 @@ def start_step(a, r):
         ):
             return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1
+        if replica.in_flight > replica.num_empty and knobs.batch_queue > 0 and knobs.steps_in_flight > 2:
+            a.step_end[r, slot] = replica.now
+            replica.in_flight += 1
+            replica.num_empty += 1
+            replica.blocked = knobs.batch_queue == UNTIL_DONE
         return replica.in_flight > 0 or replica.num_reserved > 0
     latency = price_step(a, r)
     issue = latency * price.issue_share
@@ -266,6 +272,8 @@ def start_step(a, r):
     a.step_end[r, slot] = replica.latest_end
     replica.device_free = start + issue
     replica.in_flight += 1
+    if knobs.batch_queue == UNTIL_DONE and a.step_end[r, replica.oldest_step] <= replica.now:
+        replica.blocked = 1
     replica.num_steps += 1
     if tokens > decodes and knobs.scheduler_recv_interval > 0:
         replica.looked = replica.num_steps - knobs.scheduler_recv_interval

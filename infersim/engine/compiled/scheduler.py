@@ -6,11 +6,11 @@ scheduler's row.
 """
 
 from .allocation import allocate_slots, gate, get_computed_blocks, keeps_tables, promised_blocks
-from .blocks import identify
+from .blocks import has_windows, identify
 from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
-from .pricing import add_drafts, add_to_sums, add_verification
+from .pricing import add_drafts, add_to_sums, add_verification, clear
 from .queue import remove
 from .state import (
     ADMIT,
@@ -42,6 +42,7 @@ def schedule(core):
         phase = phases & 7
         phases >>= 3
         if phase == ADMIT:
+            scheduler.num_running_entries = scheduler.num_entries
             if not (scheduler.preempted or (knobs.admit_when_idle and was_running > 0)):
                 schedule_waiting(core)
             continue
@@ -50,8 +51,12 @@ def schedule(core):
                 continue
             phase = DECODES
         schedule_running(core, phase)
+    if scheduler.recount:
+        recount(core)
+    draft(core)
     scheduler.num_scheduled = scheduler.num_entries + scheduler.num_forked
     scheduler.num_tokens = knobs.max_num_batched_tokens - scheduler.token_budget
+    scheduler.num_tokens -= knobs.draft_slots * (1 + scheduler.num_entries)
     scheduler.held_tokens += scheduler.num_tokens - scheduler.num_forked
 
 
@@ -62,13 +67,12 @@ def begin_step(core):
     scheduler.step = core.replica.num_steps
     if scheduler.identified < 0:
         identify(core.requests, knobs, scheduler, core.blocks, core.tables, -1, -1)
-    scheduler.token_budget = knobs.max_num_batched_tokens
+    scheduler.token_budget = knobs.max_num_batched_tokens - knobs.draft_slots
     scheduler.prefill_threshold = knobs.long_prefill_token_threshold
     if knobs.long_prefill_needs_contention and scheduler.num_running + scheduler.num_waiting <= 1:
         scheduler.prefill_threshold = 0
-    scheduler.num_spec_tokens = core.plan[scheduler.num_running, 0]
-    scheduler.draft_passes = core.plan[scheduler.num_running, 1]
     scheduler.num_entries = scheduler.num_forked = 0
+    scheduler.prefill_running = scheduler.recount = 0
     scheduler.num_verified = scheduler.num_drafting = 0
     scheduler.preempted = scheduler.prefilled = 0
     scheduler.wished_tokens = 0
@@ -87,8 +91,47 @@ def wished_tokens(core):
 
 
 @inlined
-def write_entry(core, entry, q, num_drafts, samples):
-    """Request q is in the step, with so many drafts to verify."""
+def draft(core):
+    """Who samples in the step drafts what its next step verifies: as many as there are for so many in the step."""
+    scheduler = core.scheduler
+    k = core.plan[scheduler.num_entries, 0]
+    scheduler.draft_passes = core.plan[scheduler.num_entries, 1]
+    if k == 0:
+        return
+    for entry in range(scheduler.num_entries):
+        if core.step[entry] >= 0:
+            request = core.requests[core.step[entry]]
+            request.num_drafts = k
+            scheduler.num_drafting += 1
+            tokens = request.num_computed_tokens - core.drafts[entry]
+            add_drafts(core.sums, core.attention, core.price.num_kinds, tokens)
+
+
+@compiled
+def recount(core):
+    """Sum up the step anew: somebody who was in it has been preempted."""
+    num_kinds = core.price.num_kinds
+    clear(core.sums, num_kinds)
+    core.scheduler.num_verified = 0
+    for entry in range(core.scheduler.num_entries):
+        q, n = core.step[entry], core.lengths[entry]
+        count(core, core.requests[q if q >= 0 else ~q].num_computed_tokens - n, n, core.drafts[entry])
+
+
+@inlined
+def count(core, computed, n, drafts):
+    """n tokens after `computed` ones, so many of them drafts, are in the step."""
+    if drafts > 0 and drafts == n - 1:
+        add_verification(core.sums, core.attention, core.price.num_kinds, computed, n)
+    else:
+        add_to_sums(core.sums, core.attention, core.price.num_kinds, computed, n)
+    core.scheduler.num_verified += drafts
+
+
+@inlined
+def write_entry(core, entry, q, n, num_drafts, samples):
+    """Request q is in the step with n tokens, so many of them drafts to verify."""
+    core.lengths[entry] = n
     core.drafts[entry] = num_drafts
     core.step[entry] = q if samples else ~q
 
@@ -100,7 +143,7 @@ def schedule_running(core, phase):
     requests, scheduler, knobs, running = core.requests, core.scheduler, core.knobs, core.running
     if phase == DECODES and knobs.retracts:
         retract(core)
-    only_full = core.price.num_kinds == 1 and core.attention[0].window == 0
+    only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and knobs.padded_drafts == 0
     placeholder = 1 if knobs.async_scheduling else 0
     this_step = core.replica.num_steps
     # here rather than in the rows, from where a loop with calls reads again each time what changes with each request
@@ -121,38 +164,44 @@ def schedule_running(core, phase):
             and computed + 1 == request.num_tokens
             and computed < request.slots
             and request.num_tokens < request.max_num_tokens - placeholder
-            and scheduler.num_spec_tokens == 0
             and request.num_drafts == 0
         ):  # most requests of most steps: one token more, and a slot for it
             num_decodes += 1
             keys += computed + 1
             compute(core, q, 1, 1, entries)
             entries += 1
-            budget -= 1
+            budget -= 1 + knobs.draft_slots
             continue
         if knobs.num_sequences > 1 and request.num_output_tokens > 0:
             n = decode_group(core, q, budget)
             if n < 0:
                 break
             if n > 0:
-                write_entry(core, entries, q, 0, True)
+                write_entry(core, entries, q, n, 0, True)
                 entries += 1
                 budget -= n
             continue
         n = num_new_tokens(core, request, budget)
         if n <= 0:
             continue
-        end = min(computed + n + knobs.lookahead, knobs.max_model_len)
-        if end > request.slots and not extend_slots(core, q, end):
-            break
+        if min(computed + n + knobs.lookahead, knobs.max_model_len) > request.slots:
+            scheduler.token_budget, scheduler.num_entries = budget, entries
+            scheduler.num_unscheduled = 0
+            num_running = scheduler.num_running
+            runs = extend_slots(core, q, computed + n)
+            budget, entries = scheduler.token_budget, scheduler.num_entries
+            if not runs:
+                break
+            if scheduler.num_running < num_running:
+                i = place_behind(core, q, i)
+        scheduler.prefill_running |= computed < request.prefill_end
         own = request.num_tokens - computed
-        if own == 1 and n > 1:
-            add_verification(core.sums, core.attention, core.price.num_kinds, computed, n)
-        else:
-            add_to_sums(core.sums, core.attention, core.price.num_kinds, computed, n)
+        count(core, computed, n, max(n - own, 0))
         compute(core, q, n, own, entries)
+        if has_windows(knobs):
+            request.num_in_flight_tokens += n
         entries += 1
-        budget -= n
+        budget -= n + knobs.draft_slots
     scheduler.token_budget, scheduler.num_entries = budget, entries
     scheduler.prefilled |= phase == PREFILLS and entries > 0
     core.sums[0].num_decodes += num_decodes
@@ -162,16 +211,15 @@ def schedule_running(core, phase):
 @inlined
 def compute(core, q, n, own, entry):
     """n tokens of running request q, own of which are not drafts, are in this step."""
-    request, scheduler = core.requests[q], core.scheduler
+    request = core.requests[q]
     request.last_step = core.replica.num_steps
     request.num_computed_tokens += n
     samples = n >= own
     verified = max(n - own, 0)
     if samples:
         request.num_tokens += (1 + verified) if core.knobs.async_scheduling else 0
-        scheduler.num_verified += verified
-        draft_next(core, request, request.num_computed_tokens - verified)
-    write_entry(core, entry, q, verified, samples)
+        request.num_drafts = 0
+    write_entry(core, entry, q, n, verified, samples)
 
 
 @inlined
@@ -188,26 +236,30 @@ def num_new_tokens(core, request, budget):
     return min(min(n, budget), core.knobs.max_model_len - 1 - computed)
 
 
-@inlined
-def draft_next(core, request, num_tokens):
-    """A request of so many tokens samples in this step, and drafts what its next step verifies."""
-    scheduler = core.scheduler
-    request.num_drafts = scheduler.num_spec_tokens
-    if scheduler.num_spec_tokens > 0:
-        scheduler.num_drafting += 1
-        add_drafts(core.sums, core.attention, core.price.num_kinds, num_tokens)
+@compiled
+def place_behind(core, q, place):
+    """Who comes next behind request q, which was before `place`: somebody was preempted for it. vLLM until 0.24 went on
+    at the same place unless that one was in the step, so past one who then moved up."""
+    scheduler, running = core.scheduler, core.running
+    i = 0
+    while running[i] != q:
+        i += 1
+    passed = place - 1 - i - scheduler.num_unscheduled
+    return i + 1 + (passed if core.knobs.skips_behind_victim else 0)
 
 
 @compiled
-def extend_slots(core, q, end):
-    """Blocks of running request q up to token `end`, from those that are preempted if there are none left; False if it
-    had to be preempted itself."""
-    request, block_size = core.requests[q], core.knobs.block_size
+def extend_slots(core, q, num_tokens):
+    """Blocks of running request q for num_tokens and its drafter, from those that are preempted if there are none left;
+    False if it had to be preempted itself."""
+    request, knobs = core.requests[q], core.knobs
+    block_size, lookahead = knobs.block_size, knobs.lookahead
+    end = min(num_tokens + lookahead, knobs.max_model_len)
     full = request.prompt_tokens + request.num_output_tokens >= (request.num_hashed_blocks + 1) * block_size
     missing = end > request.table_length * block_size
     if not (full | missing | (request.slots == 0)):  # a block is full, or missing, or may leave a window
         return True
-    while not allocate_slots(core, request, 0, end, False, 0):
+    while not allocate_slots(core, request, 0, num_tokens, lookahead, False, 0):
         if preempt_last(core) == q:
             return False
     return True
@@ -243,13 +295,13 @@ def admit(core, q):
             if n == 0:
                 return STOP
             scheduler.swapped_in = 1
-            add_entry(core, q, n, True)
+            add_entry(core, q, n, 0, True)
             return ADMITTED
     arrived = request.num_blocks > 0  # its KV came from elsewhere
     reserved = core.replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
     if keeps_tables(knobs) and not arrived and reserved:
         return STOP  # rows of the tables are left for what runs
-    if request.last_step >= core.replica.num_steps - core.replica.in_flight:
+    if request.last_step >= core.replica.num_steps - core.replica.in_flight + core.replica.num_empty:
         return PASSED_OVER  # preempted, and a step with it is still to come back
     if scheduler.swapped_in and request.num_swapped == 0:
         return STOP  # prompts wait until nobody is swapped
@@ -263,12 +315,16 @@ def admit(core, q):
     n = request.prompt_tokens + request.num_output_tokens - computed
     if knobs.clip_max_new_tokens > 0 and not room_for_all(core, request, n, idle_hits):
         return STOP
+    padded = padding(core, computed, n)
+    if padded > 0 and n + padded > scheduler.token_budget:
+        return STOP
+    n += padded
     if 0 < scheduler.prefill_threshold < n:
         n = scheduler.prefill_threshold
     if n > scheduler.token_budget and not knobs.chunked_prefill:
         return PASSED_OVER if knobs.skip_unfit_prefill else STOP
     n = min(n, scheduler.token_budget)
-    if not gate(request, scheduler, knobs, busy_hits, watermark, scheduler.promised_blocks):
+    if not gate(request, scheduler, knobs, looked_up, busy_hits, watermark):
         if (
             scheduler.identified
             and request.table < 0
@@ -279,10 +335,21 @@ def admit(core, q):
         ):
             scheduler.blocked_request = q
         return STOP
-    if not allocate_slots(core, request, computed, computed + n, True, watermark):
+    lookahead = knobs.lookahead if knobs.admission_lookahead else 0
+    if not allocate_slots(core, request, computed, computed + n, lookahead, True, watermark):
         return STOP
-    start_running(core, q, computed, n, arrived)
+    start_running(core, q, computed, n, padded, arrived)
     return ADMITTED
+
+
+@compiled
+def padding(core, computed, n):
+    """Drafts with which a request that waits and lacks one token is filled up, so that the step's sequences are alike
+    (Scheduler.schedule, pad_spec_decode)."""
+    scheduler, k = core.scheduler, core.knobs.padded_drafts
+    beside = scheduler.num_running_entries > 0 or computed > 0
+    fits = k < core.knobs.max_model_len - computed - 1 and not 0 < scheduler.prefill_threshold <= k
+    return k if n == 1 and fits and beside and not scheduler.prefill_running else 0
 
 
 @compiled
@@ -296,8 +363,8 @@ def room_for_all(core, request, num_tokens, idle_hits):
 
 
 @inlined
-def start_running(core, q, computed, n, arrived):
-    """Request q, which has its blocks, runs from token `computed` on, n tokens in this step."""
+def start_running(core, q, computed, n, padded, arrived):
+    """Request q, which has its blocks, runs from token `computed` on: n in this step, `padded` of them drafts."""
     request, replica, scheduler, knobs = core.requests[q], core.replica, core.scheduler, core.knobs
     num_tokens = request.prompt_tokens + request.num_output_tokens
     remove(core.requests, scheduler, q)
@@ -318,7 +385,7 @@ def start_running(core, q, computed, n, arrived):
         scheduler.promised_blocks += scheduler.num_tables * (length - request.table_length)
     if computed + n == num_tokens:
         scheduler.expected_tokens += min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
-    add_to_sums(core.sums, core.attention, core.price.num_kinds, computed, n)
+    count(core, computed, n, padded)
     if request.num_swapped > 0:
         scheduler.free_cpu_blocks += request.num_swapped
         scheduler.copy_time += request.num_swapped * knobs.swap_block_time
@@ -330,17 +397,19 @@ def start_running(core, q, computed, n, arrived):
         scheduler.prefilled = 1
         scheduler.held_tokens += computed - request.num_computed_tokens  # what was cached
     request.num_computed_tokens = computed + n
-    samples = computed + n == request.num_tokens
+    if has_windows(knobs):
+        request.num_in_flight_tokens += n
+    samples = computed + n - padded == request.num_tokens
     if samples:
-        request.num_tokens += 1 if knobs.async_scheduling else 0
-        draft_next(core, request, computed + n)
-    add_entry(core, q, n, samples)
+        request.num_tokens += 1 + padded if knobs.async_scheduling else 0
+        request.num_drafts = 0
+    add_entry(core, q, n, padded, samples)
 
 
 @inlined
-def add_entry(core, q, num_tokens, samples):
+def add_entry(core, q, num_tokens, padded, samples):
     """Request q, which waited, is in the step with so many tokens."""
     scheduler = core.scheduler
-    write_entry(core, scheduler.num_entries, q, 0, samples)
+    write_entry(core, scheduler.num_entries, q, num_tokens, padded, samples)
     scheduler.num_entries += 1
-    scheduler.token_budget -= num_tokens
+    scheduler.token_budget -= num_tokens + core.knobs.draft_slots

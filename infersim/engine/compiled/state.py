@@ -49,6 +49,8 @@ PAGED, CONTIGUOUS, BUDDY = range(3)
 FCFS, PRIORITY, SHORTEST_FIRST, LONGEST_PREFIX = range(4)
 # Cached text that is computed in the very step: found, not found, or waited for.
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
+# What a pipeline has in flight beside steps with something to do: see knobs.
+UNTIL_DONE, UNTIL_FULL = 1, 2
 # Where text goes that the GPU evicts.
 TIERS = ("cpu", "disk")
 CPU, DISK = range(len(TIERS))
@@ -70,6 +72,7 @@ _FIELDS = np.dtype(
         ("last_step", "i4"),  # the last step it was in, -1 before
         ("prompt_tokens", "i4"),
         ("num_drafts", "i2"),  # drafts that it brings to its next step
+        ("num_in_flight_tokens", "i4"),  # of its steps that are to come back, if it has windows
         ("all_accepted", "i1"),  # those of its last step were all accepted
         ("status", "i1"),
         ("acceptance", "i4"),  # its row in `accepted`
@@ -112,6 +115,7 @@ _FIELDS = np.dtype(
         ("segment", "i4"),  # where the text that is not yet hashed, or not in the radix tree, begins
         ("segment_offset", "i4"),
         ("chain", "i8"),  # hash of all text before
+        ("shared_boundary", "i4"),  # where text ends that other groups have cached and a window not, 0: nowhere
         ("node", "i4"),  # of the radix tree, with which the text ends that it holds there, 0: it holds none
         ("tree_tokens", "i4"),  # so many tokens; of a waiting request: those that longest-prefix order has found
     ],
@@ -223,6 +227,7 @@ REPLICA = np.dtype(
         ("latest_end", "f8"),  # end of the step started last: a pipeline does not overtake itself
         ("last_end", "f8"),  # end of the step processed last
         ("in_flight", "i4"),
+        ("num_empty", "i4"),  # steps among them in which nothing is (batch_queue)
         ("oldest_step", "i4"),  # ring index of the oldest step in flight
         ("blocked", "i4"),  # the schedule at `now` came out empty: wait for a completion, or for something to change
         ("num_reserved", "i4"),  # requests that hold blocks and do not run: before they are admitted, or held
@@ -292,6 +297,7 @@ SCHEDULER = np.dtype(
         ("idle_hit_blocks", "i4"),  # those among them that nobody holds
         ("awaited", "i8"),  # the first hash that was missing
         ("fresh_block", "i4"),  # the first that was never taken, from which on all are free
+        ("num_first", "i4"),  # free blocks at the head of the queue that are given out before fresh ones
         ("blocked_request", "i4"),  # the request that the admission gate turned away and nothing helped since, or -1
         ("blocked_need", "i4"),  # blocks that it needs
         ("new_token_ratio", "f8"),
@@ -299,9 +305,12 @@ SCHEDULER = np.dtype(
         ("step", "i4"),  # its number
         ("token_budget", "i4"),  # tokens that it can still take
         ("prefill_threshold", "i4"),  # most tokens of one request, 0 for no limit
-        ("num_spec_tokens", "i4"),  # drafts of each that samples in it
         ("num_entries", "i4"),  # requests in it
         ("preempted", "i4"),  # somebody was
+        ("recount", "i4"),  # ... who was in it
+        ("num_unscheduled", "i4"),  # how many were, for the request that lacked memory last
+        ("num_running_entries", "i4"),  # of them: those that ran before
+        ("prefill_running", "i4"),  # one of those is still a prompt
         ("prefilled", "i4"),  # a prompt, or a piece of one, is in it
         ("swapped_in", "i4"),  # somebody was
         ("promised_blocks", "i4"),  # that running requests are still to get, where the engine reserves to completion
