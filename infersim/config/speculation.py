@@ -115,7 +115,7 @@ class Speculation(Description):
         | Literal["goodput"]
         | None
     ) = None
-    """[running sequences from here on, drafts], ascending; or goodput: what the price makes best at each batch size"""
+    """[sequences in a step from here on, drafts], ascending; or goodput: what the price makes best at each batch size"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
