@@ -75,17 +75,24 @@ def run_until_decided(
 ) -> list[Result]:
     """`run`, with as many more requests as it takes until no replication is too short to tell whether the system keeps
     up; or with MOST_REQUESTS. InputError for a workload that is not drawn, or rises to its end."""
-    if scenario.workload.num_requests is None or scenario.workload.trace is not None:
-        raise InputError("--until-decided: this workload is a recording; must be drawn, with workload.num_requests")
+    if scenario.workload.trace is not None:
+        raise InputError("--until-decided: this workload is a recording; must be drawn, with input_tokens")
     if scenario.workload.ramp_up:
         raise InputError("--until-decided: more requests only stretch workload.ramp_up; must be a request_rate")
     while True:
         results = run(scenario, progress, save_detailed)
         needed = max(judge(result).needed_requests or 0 for result in results)
-        if not needed or results[-1].interrupted or scenario.workload.num_requests >= MOST_REQUESTS:
+        if not needed or results[-1].interrupted or len(results[-1].requests) >= MOST_REQUESTS:
             return results
-        workload = scenario.workload.model_copy(update={"num_requests": min(needed, MOST_REQUESTS)})
-        scenario = scenario.model_copy(update={"workload": workload})
+        scenario = longer(scenario, min(needed, MOST_REQUESTS))
+
+
+def longer(scenario: Scenario, num_requests: int | None) -> Scenario:
+    """The same with so many requests, however long they take to arrive; None: as many as before."""
+    if num_requests is None:
+        return scenario
+    workload = scenario.workload.model_copy(update={"num_requests": num_requests, "duration": None})
+    return scenario.model_copy(update={"workload": workload})
 
 
 def watched(scenario: Scenario, seed: int, watch: Callable[[Fleet], None]) -> None:

@@ -237,7 +237,7 @@ def test_own_requests_csv_is_a_result(tmp_path):
         ("", "empty"),
         ("{", "not JSON"),
         ({"mean_ttft_ms": -3}, "mean_ttft_ms must be a number >= 0"),
-        ("[1, 2]", "must be vllm bench serve JSON"),
+        ("[1, 2]", "must be vllm bench serve or"),
         ({"a": 1}, "holds no latencies"),
         ({"benchmarks": []}, "benchmarks must be a list"),
         ({"mean_ttft_ms": math.nan}, "holds no latencies"),
@@ -338,3 +338,72 @@ def test_a_closed_loop_is_read_from_every_client():
     assert (found["request_rate"], found["max_concurrency"]) == (math.inf, 4)
     found = aiperf_summary({"input_config": {"concurrency": 4}}, "x")
     assert (found["request_rate"], found["max_concurrency"]) == (math.inf, 4)
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"mean_ttft_ms": "60"}, "mean_ttft_ms"),
+        ({"mean_ttft_ms": 60, "completed": "all"}, "completed"),
+        ({"mean_ttft_ms": 60, "max_concurrency": "many"}, "max_concurrency"),
+        ({"mean_ttft_ms": 60, "request_rate": -1}, "request_rate"),
+        ({"mean_ttft_ms": 60, "mean_e2e_latency_ms": [1]}, "mean_e2e_latency_ms"),
+        ({"time_to_first_token": {"avg": "60"}}, "time_to_first_token.avg"),
+        ({"time_to_first_token": {"avg": 60}, "input_config": {"loadgen": []}}, "input_config.loadgen"),
+        ({"time_to_first_token": {"avg": 60}, "input_config": {"concurrency": True}}, "input_config.concurrency"),
+        ({"benchmarks": [{"metrics": {"request_latency": {"successful": {"mean": "x"}}}}]},
+         "benchmarks.0.metrics.request_latency.mean"),
+        ({"benchmarks": [{"config": {"strategy": {"streams": "x"}}}]}, "benchmarks.0.config.strategy.streams"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_no_number_is_named(tmp_path, document, field):
+    with pytest.raises(InputError, match=field.replace(".", r"\.") + ": must"):
+        read_results([write(tmp_path / "r.json", document)])
+
+
+CLIENTS = {
+    "vllm": {"request_rate": "inf", "max_concurrency": 4, "model_id": "Qwen/Qwen3-8B", "completed": 16,
+             "mean_tpot_ms": 9, "mean_ttft_ms": 60, "total_input_tokens": 3200, "total_output_tokens": 2048},
+    "sglang": {"request_rate": math.inf, "max_concurrency": 4, "completed": 16, "mean_ttft_ms": 60, "mean_tpot_ms": 9,
+               "mean_e2e_latency_ms": 1200, "total_throughput": 500, "total_input_tokens": 3200,
+               "total_output_tokens": 2048},
+    "genai-perf": {"time_to_first_token": {"avg": 60}, "inter_token_latency": {"avg": 9}, "request_count": {"avg": 16},
+                   "input_config": {"concurrency": 4, "model": ["Qwen/Qwen3-8B"]},
+                   "input_sequence_length": {"avg": 200}, "output_sequence_length": {"avg": 128}},
+    "guidellm": {"args": {"model": "Qwen/Qwen3-8B"}, "benchmarks": [
+        {"config": {"strategy": {"type_": "concurrent", "streams": 4}},
+         "metrics": {"time_to_first_token_ms": {"successful": {"mean": 60}}, "request_totals": {"successful": 16},
+                     "inter_token_latency_ms": {"successful": {"mean": 9}},
+                     "prompt_token_count": {"successful": {"mean": 200}},
+                     "output_token_count": {"successful": {"mean": 128}}}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_file_and_scenario_say_otherwise_is_a_warning_that_names_both(tmp_path, client):
+    (run,) = read_results([write(tmp_path / "r.json", CLIENTS[client])])
+    assert (run.max_concurrency, run.num_requests, run.mean_input, run.mean_output) == (4, 16, 200, 128)
+    same = {"request_rate": "inf", "max_concurrency": 4, "input_tokens": 200, "output_tokens": 128}
+    other = {"request_rate": 3, "max_concurrency": 7, "input_tokens": 4000, "output_tokens": 100}
+    right, wrong = (
+        build_scenario({"model": model, "hardware": "h100-sxm", "workload": load}, "test")
+        for model, load in (("Qwen3-8B", same), ("Llama-3.1-8B", other))
+    )
+    assert validate(right, [run])[0]["warnings"] == []
+    said = "\n".join(validate(wrong, [run])[0]["warnings"])
+    for pair in ("200 on average in the file and 4,000", "128 on average in the file and 100", "4 in the file and 7",
+                 "inf in the file and 3"):  # fmt: skip
+        assert pair in said
+    assert client == "sglang" or "model is Qwen/Qwen3-8B, the scenario's Llama-3.1-8B" in said
+
+
+def test_a_validation_is_a_page(tmp_path, rates):
+    write(tmp_path / "s.yaml", yaml.safe_dump({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS}))
+    page = tmp_path / "page.html"
+    outcome = CliRunner().invoke(
+        app, ["validate", rates[0], "--scenario", str(tmp_path / "s.yaml"), "--report", str(page)]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    text = page.read_text()
+    assert "ttft, measured and predicted" in text
+    assert "<svg" in text

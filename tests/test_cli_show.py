@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from infersim.cli.app import app
 from infersim.config.presets import packaged_presets
 from infersim.config.resources import names
+from infersim.explain.summary import SCHEMA_VERSION
 
 
 def show(*arguments):
@@ -84,6 +85,10 @@ def test_engines_models_workloads_scenarios_and_the_schema():
         assert [row["name"] for row in json.loads(show(folder, "--json").stdout)] == names(folder)
         assert all(name in show(folder).stdout for name in names(folder))
     assert json.loads(show("schema").stdout)["properties"]["model"]
+    result = json.loads(show("schema", "--of", "result").stdout)
+    assert result["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+    assert set(result["required"]) == set(result["properties"]) - {"unknowns"}
+    assert result["additionalProperties"] is False
 
 
 def test_a_profile_shows_its_errors_on_held_out_kernels():

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from infersim.calibration.results import read_results
 from infersim.cli.app import app
 from infersim.config.errors import InputError
 from infersim.config.hub import repository
@@ -18,7 +19,6 @@ from infersim.config.started import read_started
 from infersim.deployment import deployments_of
 from infersim.metrics.latency import measure
 from infersim.models.catalog import load_model, names
-from infersim.report.bench_files import read_bench
 from infersim.report.chrome_trace import chrome_trace
 from infersim.report.export import write_export
 from infersim.report.vllm_bench import vllm_bench
@@ -69,11 +69,14 @@ def test_our_file_is_read_back(result, tmp_path):
     """Write, read: the metrics of the run."""
     path = tmp_path / "x.json"
     path.write_text(json.dumps(vllm_bench(result)))
-    found = read_bench(path)
+    (found,) = read_results([str(path)])
     metrics = measure(result)
-    assert found["client"] == "vllm bench serve"
-    assert found["completed"] == 200
-    assert found["metrics"] == {name: value for name, value in metrics.items() if value is not None}
+    assert found.client == "vllm bench serve"
+    assert found.num_requests == 200
+    assert found.summary == {
+        name: value for name, value in metrics.items() if value is not None and name != "duration_s"
+    }
+    assert found.mean_input == pytest.approx(result.requests["prompt_tokens"].mean())
 
 
 def test_aiperf_means_other_things(tmp_path):
@@ -88,13 +91,12 @@ def test_aiperf_means_other_things(tmp_path):
     }
     path = tmp_path / "profile_export_aiperf.json"
     path.write_text(json.dumps(document))
-    found = read_bench(path)
-    assert found["client"] == "aiperf"
-    assert found["completed"] == 77
-    assert found["metrics"] == {
+    (found,) = read_results([str(path)])
+    assert (found.client, found.num_requests) == ("aiperf", 77)
+    assert found.summary == pytest.approx({
         "mean_ttft_ms": 50.0, "median_ttft_ms": 45.0, "p99_ttft_ms": 90.0, "mean_tpot_ms": 9.0, "p99_tpot_ms": 12.0,
         "mean_itl_ms": 8.5, "mean_e2el_ms": 2000.0, "output_throughput": 1234.0,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def test_guidellm_means_other_things(tmp_path):
@@ -113,12 +115,12 @@ def test_guidellm_means_other_things(tmp_path):
     }
     path = tmp_path / "benchmarks.json"
     path.write_text(json.dumps({"benchmarks": [{"metrics": metrics}]}))
-    found = read_bench(path)
-    assert (found["client"], found["completed"]) == ("guidellm", 77)
-    assert found["metrics"]["mean_tpot_ms"] == 9.0
-    assert found["metrics"]["mean_e2el_ms"] == 2000.0
-    assert found["metrics"]["p99_ttft_ms"] == 90.0
-    assert "mean_itl_ms" not in found["metrics"]
+    (found,) = read_results([str(path)])
+    assert (found.client, found.num_requests, found.failed) == ("guidellm", 77, 1)
+    assert found.summary["mean_tpot_ms"] == 9.0
+    assert found.summary["mean_e2el_ms"] == 2000.0
+    assert found.summary["p99_ttft_ms"] == 90.0
+    assert "mean_itl_ms" not in found.summary
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(InputError, match=r"x\.json"):
-        read_bench(path)
+        read_results([str(path)])
     outcome = CliRunner().invoke(app, ["show", "bench", str(path)])
     assert outcome.exit_code == 2
     assert "Traceback" not in outcome.output

@@ -1,11 +1,14 @@
 """Student's t without scipy, intervals over replications, and the end of a warm-up."""
 
+import math
+
 import numpy as np
 import pytest
 from synthetic import queue, result_of_queue, scenario_of
 
 from infersim.config.errors import InputError
 from infersim.metrics.confidence import combine, student_t, student_t_cdf
+from infersim.metrics.sampling import mean_interval, percentile_interval
 from infersim.metrics.warmup import check_warmup, mser5, warmup_time
 
 
@@ -62,3 +65,39 @@ def test_a_warm_up_in_seconds_or_found_by_itself():
 def test_a_warm_up_cannot_be_found_without_a_rate():
     with pytest.raises(InputError, match=r"simulation.warmup: auto needs .* must be"):
         check_warmup(scenario_of(simulation={"warmup": "auto"}))
+
+
+def queue_sojourns(rho, n, seed):
+    """Of an M/M/1 queue after 3,000 customers: exponential with mean 1 / (1 - rho), each like the one before."""
+    random = np.random.default_rng(seed)
+    gaps, services = random.exponential(1 / rho, n + 3000), random.exponential(1, n + 3000)
+    walk = np.concatenate(([0.0], np.cumsum(services[:-1] - gaps[1:])))
+    return (walk - np.minimum.accumulate(walk) + services)[3000:]
+
+
+@pytest.mark.parametrize(("rho", "n"), [(0.0, 200), (0.0, 2000), (0.5, 1000), (0.5, 5000), (0.8, 2000), (0.8, 20_000)])
+def test_intervals_of_one_run_hold_the_quantile_although_requests_depend_on_each_other(rho, n):
+    """95 % are meant; a queue at 0.8 of its capacity remembers for some 50 customers, so that a run is short."""
+    bounded = 0
+    for share in (0.5, 0.9, 0.99):
+        true, inside = -math.log(1 - share) / (1 - rho), 0
+        for seed in range(100):
+            values = queue_sojourns(rho, n, seed) if rho else np.random.default_rng(seed).exponential(1.0, n)
+            low, high = percentile_interval(values, share)
+            inside += low <= true and (high is None or true <= high)
+            bounded += high is not None
+        assert inside >= 88
+    assert bounded >= 100  # the median's always
+
+
+def test_intervals_of_means_hold_the_mean_and_shrink():
+    found = [mean_interval(queue_sojourns(0.5, 4000, seed)) for seed in range(100)]
+    assert sum(low <= 2 <= high for low, high in found) >= 90
+    longer = mean_interval(queue_sojourns(0.5, 64_000, 1))
+    assert longer[1] - longer[0] < (found[1][1] - found[1][0]) / 2
+
+
+def test_too_few_requests_bound_nothing_above():
+    assert percentile_interval(np.arange(10.0), 0.5) is None
+    assert percentile_interval(np.random.default_rng(1).random(100), 0.99)[1] is None
+    assert mean_interval(np.arange(10.0)) is None

@@ -5,6 +5,7 @@ import heapq
 import numpy as np
 import pytest
 from synthetic import queue, result_of, scenario_of
+from verdicts import verdict_of
 
 from infersim.config.scenario import build_scenario
 from infersim.engine.compiled.state import REJECTED
@@ -228,3 +229,30 @@ def test_users_who_wait_for_their_answers_are_decided_however_short_the_run():
 
 def test_rates_are_read_without_powers_of_ten():
     assert [per_second(rate) for rate in (0.012345, 999.4, 999.6, 1e6)] == ["0.0123", "999", "1,000", "1,000,000"]
+
+
+def test_a_backlog_that_an_autoscaler_may_still_cure_is_not_saturated():
+    """One replica at first, eight in the end, each ready 60 s after it is asked for: 4 times what one carries is too
+    short to tell while they start, saturated if there are only two, and stable once they have."""
+    lengths = {"input_tokens": 500, "output_tokens": 200, "request_rate": 30}
+    scaler = {"target": 20, "max": 8, "startup": {"node": 60}}
+
+    def said(most, requests):
+        cluster = {"autoscaler": scaler | {"max": most}}
+        parts = {"model": "Llama-3.1-8B", "hardware": "l40s", "workload": lengths | {"num_requests": requests}}
+        return judge(run(build_scenario(parts | {"cluster": cluster}, "test"))[0])
+
+    short = said(8, 1500)
+    assert short.state == TOO_SHORT
+    assert "more replicas may be started" in short.reason
+    assert said(8, 24_000).state == STABLE
+    assert said(2, 24_000).state == SATURATED
+
+
+@pytest.mark.slow
+def test_random_scenarios_around_their_capacity():
+    """Thirty of those of tests/verdicts.py: nothing said that is wrong."""
+    rows = [verdict_of(number) for number in range(30)]
+    known = [row for row in rows if row.get("truth")]
+    assert len(known) >= 25
+    assert [row for row in known if {row["truth"], row["said"]} == {STABLE, SATURATED}] == []

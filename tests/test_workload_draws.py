@@ -235,3 +235,17 @@ def test_a_curve_of_seconds_shapes_days_exactly():
 
     inside = np.clip(moved, 4e5, 5e5)
     assert reached(moved) + 2 * (reached(inside) - reached(4e5)) == pytest.approx(times, rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", [{}, {"turns": 4}, {"curve": [(0.0, 0.1), (400.0, 3.0)]}, {"burstiness": 0.1}])
+def test_a_duration_is_how_long_requests_arrive(rule):
+    """About rate x duration of them (conversations), each drawn as with a number; with both, whichever ends first."""
+    given = {"input_tokens": 9, "output_tokens": 9, "request_rate": 10, "duration": 200, **rule}
+    found = build_requests(Workload(**given), 1, Path())
+    assert found.arrival[-1] < 200
+    begun = len(found) if found.session is None else int(found.session.max()) + 1
+    share = 0.1 + 2.9 * 0.25 if "curve" in rule else 1.0
+    assert begun == pytest.approx(2000 * share, rel=0.1)
+    assert found.session is None or len(found) == 4 * begun
+    few = build_requests(Workload(**given, num_requests=100), 1, Path())
+    assert len(few) == 100

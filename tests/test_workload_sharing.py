@@ -52,6 +52,19 @@ def test_prefixes_come_before_what_is_asked():
     assert set(behind.segment_ids.tolist()) == set(range(5))
 
 
+def test_all_turns_of_a_conversation_begin_with_its_system_prompt():
+    chat = {"turns": 4, "think_time": 1, "request_rate": 2}
+    plain, behind = built(**chat), built(**chat, prefixes={"count": 3, "tokens": 100})
+    assert np.array_equal(behind.prompt_tokens, plain.prompt_tokens + 100)
+    system: dict[int, set] = {}
+    for session, one, both in zip(plain.session.tolist(), texts(plain), texts(behind), strict=True):
+        assert both[1:] == one
+        assert both[0][1] == 100
+        system.setdefault(session, set()).add(both[0][0])
+    assert all(len(names) == 1 for names in system.values())
+    assert set.union(*system.values()) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("n", [1, 2, 4, 6])
 def test_blocks_saved_by_samples(n):
     """A prompt of 8 full blocks, and n answers of 5 blocks each that grow together: the prompt's blocks but its last,
@@ -85,7 +98,6 @@ def test_without_prefix_cache_every_sample_computes_its_prompt():
     [
         ({"n": 2, "turns": 3}, "n is for single requests"),
         ({"n": 0}, "must be a whole number >= 1"),
-        ({"prefixes": {"count": 2, "tokens": 10}, "turns": 2}, "prefixes are for generated single requests"),
         ({"prefixes": {"count": 2}}, "tokens"),
     ],
 )

@@ -61,6 +61,7 @@ RAMP = {"strategy": "linear", "start_rps": 1, "end_rps": 2}
         (LENGTHS | {"num_requests": 0}, "w.yaml: num_requests: must be a whole number >= 1 (got 0)"),
         (LENGTHS | {"num_requests": 1e12}, "w.yaml: num_requests: must be less than"),
         (LENGTHS | {"num_request": 1}, "w.yaml: num_request: unknown key; did you mean num_requests?"),
+        (LENGTHS | {"duration": 60}, "w.yaml: duration is for a finite request_rate or a trace"),
         (LENGTHS | {"format": "azure"}, "w.yaml: format is for a trace"),
         (LENGTHS | {"time_scale": 2}, "w.yaml: time_scale is for the times of a trace"),
         (LENGTHS | {"ramp_up": RAMP, "request_rate": 1}, "w.yaml: must have request_rate or ramp_up, not both"),

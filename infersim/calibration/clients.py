@@ -2,8 +2,9 @@
 
 Each returns the fields of results.Measured, with `columns` (arrival, prompt_tokens, output_tokens, ttft, e2el, all in s
 or tokens; gaps) where the client kept requests. Names that mean something else elsewhere are mapped: aiperf's
-inter_token_latency and guidellm's inter_token_latency_ms are vLLM's tpot, guidellm's time_per_output_token counts the
-first token and is not read.
+inter_token_latency and guidellm's inter_token_latency_ms are vLLM's tpot, aiperf's inter_chunk_latency is its itl;
+guidellm's time_per_output_token counts the first token and is not read. A field that is read and holds no number is an
+error that names it.
 """
 
 import math
@@ -18,25 +19,78 @@ from infersim.workload.table import read_csv
 
 Row = dict[str, Any]
 RATES = ("request_throughput", "output_throughput", "total_token_throughput")
+NAMES = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
+
+
+def _field(holder: Any, key: str, where: str, path: str = "") -> float | None:
+    """A number that a client wrote; None if it wrote nothing, or that there is none (null, NaN)."""
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if not _is_number(value):
+        raise InputError(f"{where}: {path}{key}: must be a number (got {short(value)})")
+    return float(value)
+
+
+def _object(holder: Any, key: str, where: str, path: str = "") -> dict:
+    """An object in a client's file; empty if it wrote none."""
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if not isinstance(value, dict | None):
+        raise InputError(f"{where}: {path}{key}: must be an object (got {short(value)})")
+    return value or {}
+
+
+def _load(rate: Any, limit: Any, where: str, names: tuple[str, str]) -> Row:
+    """What the client was asked for. inf, in either, is without limit: as vLLM, SGLang and JSON write it."""
+    infinite = ("inf", "Infinity", math.inf)
+    asked, most = (
+        None if value in infinite else _field({name: value}, name, where)
+        for name, value in zip(names, (rate, limit), strict=True)
+    )
+    for name, value in zip(names, (asked, most), strict=True):
+        if value is not None and value < 0:
+            raise InputError(f"{where}: {name}: must not be below 0 (got {value:g})")
+    everything = rate in infinite or (not asked and most)
+    return {"request_rate": math.inf if everything else asked or None, "max_concurrency": int(most) if most else None}
+
+
+def _means(inputs: float | None, outputs: float | None, requests: float = 1) -> Row:
+    """Mean tokens of prompts and answers, where the file says them."""
+    return {"mean_input": inputs / requests if inputs and requests else None,
+            "mean_output": outputs / requests if outputs and requests else None}  # fmt: skip
+
+
+def _text(*values: Any) -> str | None:
+    """The first text among them, or in a list among them."""
+    flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    return next((each for each in flat if isinstance(each, str) and each), None)
 
 
 def vllm_results(document: dict, where: str) -> Row:
     """`vllm bench serve --save-result`; --save-detailed adds the requests (vLLM 0.11 to 0.33, benchmarks/serve.py).
 
-    sglang.bench_serving writes the same keys but for the latency of a whole request, mean_e2e_latency_ms.
+    sglang.bench_serving (0.5) writes the same keys but for the latency of a whole request, mean_e2e_latency_ms, and
+    total_throughput.
     """
-    names = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS]
-    summary = {name: document[name] for name in (*names, *RATES) if _is_number(document.get(name))}
-    for statistic in STATISTICS:
-        if _is_number(document.get(f"{statistic}_e2e_latency_ms")):
-            summary.setdefault(f"{statistic}_e2el_ms", document[f"{statistic}_e2e_latency_ms"])
-    rate, limit = document.get("request_rate"), document.get("max_concurrency")
+    others = {name: name.replace("e2el", "e2e_latency") for name in NAMES} | {
+        "total_token_throughput": "total_throughput"
+    }
+    summary: dict[str, float] = {}
+    for name in (*NAMES, *RATES, "request_goodput"):
+        value = _field(document, name, where)
+        value = _field(document, others[name], where) if value is None and name in others else value
+        summary |= {} if value is None else {name: value}
+    completed = _field(document, "completed", where) or 0
+    inputs, outputs = (_field(document, f"total_{of}_tokens", where) for of in ("input", "output"))
+    limit = document.get("max_concurrency")
     row = {
+        "client": "sglang.bench_serving" if "mean_e2e_latency_ms" in document else "vllm bench serve",
+        "model": _text(document.get("model_id")),
         "summary": summary,
-        "request_rate": math.inf if rate in ("inf", math.inf) else rate if _is_number(rate) else None,
-        "max_concurrency": limit if _is_number(limit) and limit > 0 else None,
-        "num_requests": document.get("completed") or 0,
-        "failed": document.get("failed") or 0,
+        **_load(document.get("request_rate"), limit, where, ("request_rate", "max_concurrency")),
+        **_means(inputs, outputs, completed),
+        "num_requests": int(completed),
+        "failed": int(_field(document, "failed", where) or 0),
     }
     if not all(isinstance(document.get(name), list) for name in ("input_lens", "output_lens", "ttfts", "itls")):
         return row
@@ -115,37 +169,44 @@ def csv_requests(text: str, where: str, run: str = "") -> Row:
     if "status" in columns and output is not None:
         output = np.where([columns["status"][i] == "completed" for i in kept], output, 0)
     by_name = {"arrival": arrived, "prompt_tokens": prompt, "output_tokens": output, "ttft": ttft, "e2el": e2el}
-    return {"summary": {}, "columns": by_name}
+    return {"client": "requests", "summary": {}, "columns": by_name}
 
 
-AIPERF = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2el": "request_latency"}
+AIPERF = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "itl": "inter_chunk_latency",
+          "e2el": "request_latency"}  # fmt: skip
+AIPERF_RATES = {"request_throughput": "request_throughput", "output_throughput": "output_token_throughput",
+                "total_token_throughput": "total_token_throughput", "request_goodput": "goodput"}  # fmt: skip
 AIPERF_STATISTICS = {"mean": "avg", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
 
 def aiperf_summary(document: dict, where: str) -> Row:
-    """profile_export_aiperf.json (schema 1.4): {unit, avg, p50, ...} per metric."""
+    """profile_export_aiperf.json (schema 1.4), and genai-perf's: {unit, avg, p50, ...} per metric."""
     summary = {}
     for metric, tag in AIPERF.items():
-        block = document.get(tag)
-        if isinstance(block, dict):
+        if block := _object(document, tag, where):
             unit = _time_unit(block.get("unit", "ms"), where, tag)
             for statistic, key in AIPERF_STATISTICS.items():
-                if _is_number(block.get(key)):
-                    summary[f"{statistic}_{metric}_ms"] = block[key] * unit * 1e3
-    throughput, count = document.get("request_throughput"), document.get("request_count")
-    if isinstance(throughput, dict) and _is_number(throughput.get("avg")):
-        summary["request_throughput"] = throughput["avg"]
-    asked = document.get("input_config")
-    load = asked.get("loadgen", {}) if isinstance(asked, dict) and isinstance(asked.get("loadgen"), dict) else {}
-    rate, limit = load.get("request_rate"), load.get("concurrency")
-    if limit is None and isinstance(asked, dict):
-        limit = asked.get("concurrency")  # genai-perf's
+                if (value := _field(block, key, where, f"{tag}.")) is not None:
+                    summary[f"{statistic}_{metric}_ms"] = value * unit * 1e3
+
+    def mean(tag: str) -> float | None:
+        return _field(_object(document, tag, where), "avg", where, f"{tag}.")
+
+    summary |= {name: value for name, tag in AIPERF_RATES.items() if (value := mean(tag)) is not None}
+    asked = _object(document, "input_config", where)
+    load, endpoint = (_object(asked, key, where, "input_config.") for key in ("loadgen", "endpoint"))
+    limit = load.get("concurrency", asked.get("concurrency"))  # genai-perf's
+    rate = load.get("request_rate", asked.get("request_rate"))
+    names = ("input_config.request_rate", "input_config.concurrency")
     return {
+        "client": "aiperf",
+        "model": _text(endpoint.get("model_names"), asked.get("model_names"), asked.get("model")),
         "summary": summary,
-        "request_rate": rate if _is_number(rate) else math.inf if _is_number(limit) else None,
-        "max_concurrency": int(limit) if _is_number(limit) else None,
-        "num_requests": int(count["avg"]) if isinstance(count, dict) and _is_number(count.get("avg")) else 0,
+        **_load(rate, limit, where, names),
+        **_means(mean("input_sequence_length"), mean("output_sequence_length")),
+        "num_requests": int(mean("request_count") or 0),
+        "failed": int(mean("error_request_count") or 0),
     }
 
 
@@ -166,39 +227,69 @@ def aiperf_requests(documents: list[dict], where: str) -> Row:
             value = _float(block.get("value")) if not one.get("error") else math.nan
             is_time = name in ("ttft", "e2el") and block
             columns[name].append(value * (_time_unit(block.get("unit", "ms"), where, tag) if is_time else 1))
-    return {"summary": {}, "columns": columns}
+    return {"client": "aiperf", "summary": {}, "columns": columns}
 
 
 GUIDELLM = {"ttft": ("time_to_first_token_ms", 1.0), "tpot": ("inter_token_latency_ms", 1.0),
             "e2el": ("request_latency", 1e3)}  # fmt: skip
 
 
+GUIDELLM_RATES = {"request_throughput": "requests_per_second", "output_throughput": "output_tokens_per_second",
+                  "total_token_throughput": "tokens_per_second"}  # fmt: skip
+
+
 def guidellm_results(document: dict, where: str) -> list[Row]:
     """guidellm's benchmarks.json: a run per benchmark, with its successful requests where they were kept."""
     if not isinstance(document["benchmarks"], list) or not document["benchmarks"]:
         raise InputError(f"{where}: benchmarks must be a list of at least one run")
-    return [_guidellm_run(one if isinstance(one, dict) else {}) for one in document["benchmarks"]]
+    arguments = _object(document, "args", where)
+    return [
+        _guidellm_run(one if isinstance(one, dict) else {}, _text(arguments.get("model")), where, f"benchmarks.{i}.")
+        for i, one in enumerate(document["benchmarks"])
+    ]
 
 
-def _guidellm_run(run: dict) -> Row:
-    found = run.get("metrics")
-    metrics: dict = found if isinstance(found, dict) else {}
+def _guidellm_run(run: dict, model: str | None, where: str, path: str) -> Row:
+    metrics = _object(run, "metrics", where, path)
+
+    def block(tag: str) -> dict:
+        found = _object(metrics, tag, where, f"{path}metrics.")
+        return _object(found, "successful", where, f"{path}metrics.{tag}.") or found
+
+    def mean(tag: str) -> float | None:
+        return _field(block(tag), "mean", where, f"{path}metrics.{tag}.")
+
     summary: dict[str, float] = {}
     for metric, (tag, to_ms) in GUIDELLM.items():
-        block = metrics.get(tag)
-        block = block.get("successful", block) if isinstance(block, dict) else {}
-        given = block.get("percentiles")
-        percentiles: dict = given if isinstance(given, dict) else {}
-        values = {"mean": block.get("mean"), "median": block.get("median", percentiles.get("p50"))}
-        values |= {key: percentiles.get(key) for key in ("p90", "p95", "p99")}
-        summary |= {f"{key}_{metric}_ms": value * to_ms for key, value in values.items() if _is_number(value)}
-    kept = run.get("requests")
-    done = kept.get("successful") if isinstance(kept, dict) else None
-    failed = sum(len(kept.get(key) or ()) for key in ("errored", "incomplete")) if isinstance(kept, dict) else 0
-    strategy = run.get("config", {}).get("strategy", {}) if isinstance(run.get("config"), dict) else {}
-    streams = strategy.get("streams") if isinstance(strategy, dict) else None
-    row: Row = {"summary": summary, "failed": failed, "num_requests": len(done or ())}
-    row |= {"max_concurrency": int(streams), "request_rate": math.inf} if _is_number(streams) and streams > 0 else {}
+        percentiles = _object(block(tag), "percentiles", where, f"{path}metrics.{tag}.")
+        for key in STATISTICS:
+            value = _field(block(tag), key, where, f"{path}metrics.{tag}.")
+            name = "p50" if key == "median" else key
+            value = _field(percentiles, name, where, f"{path}metrics.{tag}.percentiles.") if value is None else value
+            summary |= {} if value is None else {f"{key}_{metric}_ms": value * to_ms}
+    summary |= {name: value for name, tag in GUIDELLM_RATES.items() if (value := mean(tag)) is not None}
+    kept = _object(run, "requests", where, path)
+    done = kept.get("successful")
+    totals = _object(metrics, "request_totals", where, f"{path}metrics.") or _object(run, "request_totals", where, path)
+    counted = {
+        key: _field(totals, key, where, f"{path}request_totals.") for key in ("successful", "errored", "incomplete")
+    }
+    lengths = {key: len(kept[key]) if isinstance(kept.get(key), list) else 0 for key in counted}
+    counts = {key: int(lengths[key] if value is None else value) for key, value in counted.items()}
+    config = _object(run, "config", where, path)
+    strategy, backend = (_object(config, key, where, f"{path}config.") for key in ("strategy", "backend"))
+    names = (f"{path}config.strategy.rate", f"{path}config.strategy.streams")
+    row: Row = {
+        "client": "guidellm",
+        "model": _text(model, backend.get("model")),
+        "summary": summary,
+        **_load(strategy.get("rate"), strategy.get("streams"), where, names),
+        **_means(mean("prompt_token_count"), mean("output_token_count")),
+        "num_requests": counts["successful"],
+        "failed": counts["errored"] + counts["incomplete"],
+    }
+    if strategy.get("type_") == "synchronous":
+        row |= {"request_rate": math.inf, "max_concurrency": 1}
     if not done or not isinstance(done[0], dict) or "time_to_first_token_ms" not in done[0]:
         return row
     columns = {

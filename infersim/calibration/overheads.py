@@ -17,7 +17,7 @@ import numpy as np
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
 
-from .replay import Predicted, predict
+from .replay import Predicted, mismatches, predict
 from .results import Measured
 
 GROUPS = 10  # of consecutive requests of a run: their means are what is fitted, free of single requests' chance
@@ -87,6 +87,8 @@ class Fit:
     """relative errors of mean ttft and tpot, one row per run: before, after, and after on requests not fitted"""
     fitted: list[int]
     """how many requests of each run were fitted"""
+    warnings: list[str]
+    """what files and scenario say otherwise"""
 
 
 def setting(kind: str, is_async: bool) -> str:
@@ -139,6 +141,7 @@ def fit_overheads(
         [mean_errors(p, m, rows) for p, m, rows in zip(after, runs, fitted, strict=True)],
         [mean_errors(p, m, rows) for p, m, rows in zip(after, runs, rest, strict=True)],
         [rows.stop or run.num_requests for rows, run in zip(fitted, runs, strict=True)],
+        [text for run, one in zip(runs, start, strict=True) for text in mismatches(scenario, run, one.result)],
     )
 
 

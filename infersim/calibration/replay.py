@@ -1,12 +1,14 @@
 """What infersim predicts for a benchmark run that was measured: the same requests, served by the scenario."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from infersim.config.errors import InputError
+from infersim.config.hub import repository
 from infersim.config.scenario import Scenario
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
@@ -51,7 +53,7 @@ def predict(scenario: Scenario, measured: Measured, save_detailed: bool = False)
         scenario = scenario.model_copy(update={"workload": workload.model_copy(update=update)})
         result = simulate(scenario, measured.requests, save_detailed)
     else:
-        update = {"num_requests": measured.num_requests or workload.num_requests}
+        update = {"num_requests": measured.num_requests, "duration": None} if measured.num_requests else {}
         update |= {"request_rate": measured.request_rate} if measured.request_rate else {}
         update |= {"max_concurrency": limit} if limit else {}
         scenario = scenario.model_copy(update={"workload": workload.model_copy(update=update)})
@@ -68,3 +70,36 @@ def predict(scenario: Scenario, measured: Measured, save_detailed: bool = False)
     outputs = r["num_output_tokens"].astype("f8")
     tpot = (r["last_token"] - r["first_token"]) / np.where(outputs > 1, outputs - 1, math.nan)
     return Predicted(result, r["first_token"] - r["sent"], tpot, r["last_token"] - r["sent"])
+
+
+LENGTHS = 0.05  # share by which mean lengths may differ before it is said
+
+
+def mismatches(scenario: Scenario, run: Measured, result: Result) -> list[str]:
+    """What the file says and the scenario says otherwise, a sentence that names both. result: the prediction."""
+    found = []
+    names = [scenario.model, *(kind.served_model_name or kind.model for kind in scenario.cluster.kinds or [])]
+    names += [adapter for ran in result.ran if ran.deployment.lora for adapter in ran.deployment.lora.adapters]
+    known = [name for name in names if name] + [published for name in names if name and (published := repository(name))]
+    if run.model and not any(_alike(run.model, name) for name in known):
+        found.append(f"{run.where}: the file's model is {run.model}, the scenario's {', '.join(filter(None, names))}")
+    if run.requests is not None:
+        return found
+    load = scenario.workload
+    for key, theirs in (("request_rate", run.request_rate), ("max_concurrency", run.max_concurrency)):
+        ours = getattr(load, key)
+        if theirs and ours and theirs != ours:
+            both = f"{key} is {theirs:g} in the file and {ours:g} in the scenario"
+            found.append(f"{run.where}: {both}; the file's counts")
+    r = result.requests
+    for key, theirs, ours in (("input_tokens", run.mean_input, float(r["prompt_tokens"].mean())),
+                              ("output_tokens", run.mean_output, float(r["num_output_tokens"].mean()))):  # fmt: skip
+        if theirs and abs(ours / theirs - 1) > LENGTHS:
+            found.append(f"{run.where}: {key} are {theirs:,.0f} on average in the file and {ours:,.0f} in the scenario")
+    return found
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two names may be the same model: organisations, signs and endings such as -Instruct left out."""
+    a, b = (re.sub(r"[^a-z0-9]", "", name.rstrip("/").rpartition("/")[2].lower()) for name in (one, other))
+    return bool(a and b) and (a in b or b in a)

@@ -17,8 +17,8 @@ from infersim.workload.table import read_text
 from .clients import aiperf_requests, aiperf_summary, csv_requests, guidellm_results, vllm_results
 
 KNOWN = (
-    "vllm bench serve JSON, aiperf profile_export.jsonl or profile_export_aiperf.json, guidellm JSON,"
-    " or CSV with a row per request"
+    "vllm bench serve or sglang.bench_serving JSON, aiperf profile_export.jsonl or profile_export_aiperf.json, guidellm"
+    " JSON, or CSV with a row per request"
 )
 
 
@@ -30,6 +30,7 @@ class Measured:
     """
 
     where: str
+    client: str
     summary: dict[str, float]
     """what the client itself reports, under vLLM's names: {mean,median,p90,p95,p99}_{ttft,tpot,itl,e2el}_ms, rates"""
     requests: Requests | None = None
@@ -42,6 +43,11 @@ class Measured:
     request_rate: float | None = None
     """what the client was asked for, 1/s; inf: all at once"""
     max_concurrency: int | None = None
+    model: str | None = None
+    """as the client called it"""
+    mean_input: float | None = None
+    mean_output: float | None = None
+    """tokens of prompts and answers, where the client summed them up"""
     num_requests: int = 0
     failed: int = 0
     notes: tuple[str, ...] = ()
@@ -93,7 +99,7 @@ def read_results(names: list[str]) -> list[Measured]:
 
 def _read(name: str) -> list[Measured]:
     path, _, run = name.partition("#")
-    text = read_text(Path(path), path)
+    text = read_text(Path("/dev/stdin" if path == "-" else path), "stdin" if path == "-" else path)
     if not text.lstrip().startswith(("{", "[")):
         rows = [csv_requests(text, path, run)]
     elif (documents := _documents(text, path)) and all("metadata" in one and "metrics" in one for one in documents):

@@ -17,7 +17,7 @@ from infersim.metrics.result import Ran, Result
 from infersim.metrics.verdict import Flow, Verdict, judge, judge_flow
 
 from .overheads import setting
-from .replay import Predicted, predict
+from .replay import Predicted, mismatches, predict
 from .results import Measured
 
 RATES = ("request_throughput", "output_throughput", "total_token_throughput")
@@ -47,11 +47,27 @@ def _validate(scenario: Scenario, run: Measured, skip: int) -> dict[str, Any]:
         "requests": run.num_requests - skip,
         "failed": run.failed,
         "errors": errors,
+        "quantiles": _quantiles(run, predicted, rows),
         "measured": _verdict(_judge(run, predicted)),
         "predicted": _verdict(judge(predicted.result)),
         "points_to": points_to(scenario, run, predicted, rows),
+        "warnings": mismatches(scenario, run, predicted.result),
         "notes": [*run.notes, *_notes(run)],
     }
+
+
+def _quantiles(run: Measured, predicted: Predicted, rows: slice) -> dict[str, dict[str, list[float]]] | None:
+    """metric -> measured and predicted, ms: their percentiles 1 to 99; None without requests."""
+    if run.requests is None:
+        return None
+    pairs = {name: (getattr(run, name)[rows], getattr(predicted, name)[rows]) for name in ("ttft", "tpot", "e2el")}
+    percent = np.arange(1, 100)
+    return {
+        name: {who: (np.nanpercentile(values, percent) * 1e3).tolist()
+               for who, values in zip(("measured", "predicted"), pair, strict=True)}
+        for name, pair in pairs.items()
+        if not np.isnan(pair[0]).all()
+    }  # fmt: skip
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ from .guard import WRONG_INPUT, quiet_stdout
 app = typer.Typer(
     help="How will this LLM deployment behave? A discrete-event simulator of inference serving.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -94,8 +94,11 @@ def server(
     finally:
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     document = finite(
         {
+            "warnings": found.warnings,
             "engine": found.values,
             "uncertainty": found.uncertainty,
             "runs": [

@@ -5,12 +5,15 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .guard import guarded
-from .options import Json, Report, as_words
+from .options import Json, Quiet, Report, as_words
+from .options import scenarios as known
 
 
 @guarded
 def compare(
-    scenarios: Annotated[list[str], Argument(metavar="SCENARIO...", help="Names or paths of scenario files.")],
+    scenarios: Annotated[
+        list[str], Argument(metavar="SCENARIO...", help="Names or paths of scenario files.", autocompletion=known)
+    ],
     settings: Annotated[
         list[str] | None,
         Option(
@@ -20,6 +23,7 @@ def compare(
         ),
     ] = None,
     report: Report = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Compare scenarios on the same requests, and attribute the difference to causes that add up to it.

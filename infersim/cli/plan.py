@@ -5,14 +5,19 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .guard import guarded
-from .options import Json, Overrides, Report, as_words
+from .options import Json, Overrides, Quiet, Report, as_words, scenarios
 
 NO_PLAN = 1
 
 
 @guarded
 def plan(
-    file: Annotated[str, Argument(help="Name or path of a plan file, such as plan-llama-70b.")],
+    file: Annotated[
+        str,
+        Argument(
+            help="Name or path of a plan file, such as plan-llama-70b, or -: standard input.", autocompletion=scenarios
+        ),
+    ],
     overrides: Overrides = None,
     price: Annotated[
         list[str] | None, Option(metavar="DEVICE=USD", help="Your own price of one for an hour, in USD.")
@@ -21,6 +26,7 @@ def plan(
         str | None, Option(help="Quotes that count: on-demand (default), reserved, spot or ownership.")
     ] = None,
     report: Report = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
     """Find the cheapest deployment that meets an SLO. Exit code 1 if none can."""

@@ -9,16 +9,19 @@ from typer import Argument, Option
 from infersim.interrupt import uninterrupted
 
 from .guard import INTERRUPTED, guarded
-from .options import Json, Overrides, Report, as_words
+from .options import Json, Overrides, Quiet, Report, as_words, scenarios
 
 SLO_MISSED = 1
 
 
 @guarded
 def run(
-    scenario: Annotated[str, Argument(help="Name or path of a scenario file; see `infersim show scenarios`.")],
+    scenario: Annotated[
+        str, Argument(help="Name or path of a scenario file, or -: standard input.", autocompletion=scenarios)
+    ],
     overrides: Overrides = None,
     seed: Annotated[int | None, Option(help="Same as --set simulation.seed=N.")] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
     out: Annotated[Path | None, Option(metavar="DIR", help="Folder for result.json and requests.csv.")] = None,
     parquet: Annotated[bool, Option("--parquet", help="Write requests.parquet instead of requests.csv.")] = False,

@@ -374,11 +374,15 @@ def network(
 
 @app.command("schema")
 @guarded
-def schema() -> None:
-    """JSON Schema of a scenario file, for editors."""
+def schema(of: Annotated[str, Option(help="scenario: a file; result: what run --json writes.")] = "scenario") -> None:
+    """JSON Schema of a scenario file, for editors, or of a run's answer, for programs that read it."""
+    from infersim.config.errors import InputError
     from infersim.config.schema import json_schema
+    from infersim.explain.document import result_schema
 
-    _print_json(json_schema())
+    if of not in ("scenario", "result"):
+        raise InputError(f"--of {of[:40]}: must be scenario or result")
+    _print_json(json_schema() if of == "scenario" else result_schema())
 
 
 @app.command("reference")
@@ -450,16 +454,23 @@ def deployment(
 @app.command("bench")
 @guarded
 def bench(
-    file: Annotated[str, Argument(help="Result of vllm bench serve, aiperf or guidellm.")], as_json: Json = False
+    file: Annotated[str, Argument(help="Result of vllm bench serve, sglang.bench_serving, aiperf or guidellm.")],
+    as_json: Json = False,
 ) -> None:
-    """What a benchmark client measured, under vLLM's names."""
-    from infersim.report.bench_files import read_bench
+    """What a benchmark client measured, under vLLM's names: a run, or several, after one another."""
+    from infersim.calibration.results import read_results
 
-    found = read_bench(file)
+    runs: list[dict[str, Any]] = [
+        {"client": run.client, "model": run.model, "completed": run.num_requests, "failed": run.failed,
+         "request_rate": run.request_rate, "max_concurrency": run.max_concurrency, "mean_input": run.mean_input,
+         "mean_output": run.mean_output, "metrics": run.metrics() | run.summary}
+        for run in read_results([file])
+    ]  # fmt: skip
     if as_json:
-        _print_json(found)
-    else:
-        _print_fields({"client": found["client"], "completed": found["completed"], **found["metrics"]})
+        _print_json(runs)
+        return
+    for run in runs:
+        _print_fields({key: value for key, value in (run | run.pop("metrics")).items() if value is not None})
 
 
 def _print_yaml(value: Any) -> None:

@@ -6,12 +6,14 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .guard import guarded
-from .options import Json, Overrides, Report, as_words
+from .options import Json, Overrides, Quiet, Report, as_words, scenarios
 
 
 @guarded
 def sweep(
-    scenario: Annotated[str, Argument(help="Name or path of a scenario file.")],
+    scenario: Annotated[
+        str, Argument(help="Name or path of a scenario file, or -: standard input.", autocompletion=scenarios)
+    ],
     over: Annotated[
         list[str],
         Option(metavar="KEY=VALUES", help="Values of a setting: 1,2,4 or start:stop:step or start:stop:*factor."),
@@ -31,6 +33,7 @@ def sweep(
     ] = None,
     report: Report = None,
     plots: Annotated[Path | None, Option(metavar="DIR", help="Folder for the picture, as PNG and SVG.")] = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run a scenario at every combination of some settings' values.

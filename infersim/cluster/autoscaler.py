@@ -40,6 +40,8 @@ class Autoscaler:
         self.start_of: dict[int, int] = {}
         """the number of each place's last start"""
         self.most = self.count(READY)
+        self.ready: list[tuple[float, int]] = [(0.0, self.most)]
+        """(s, replicas that serve from then on)"""
         pool.wakers.append(self.wake)
 
     def count(self, *states: int) -> int:
@@ -136,6 +138,7 @@ class Autoscaler:
                 pool.become(pool.members[r], DRAINING, clock.now)
                 self.stops += 1
             pool.drain(clock.now)
+        self._note()
         self.front.admit(pool, clock.now)
 
     def _first(self, state: int, n: int) -> list[int]:
@@ -146,7 +149,12 @@ class Autoscaler:
         """A replica is ready, unless that start was called off."""
         if self.pool.state[r] == STARTING and self.start_of[r] == number:
             self.pool.become(self.pool.members[r], READY, self.front.clock.now)
+            self._note()
             self.front.admit(self.pool, self.front.clock.now)
+
+    def _note(self) -> None:
+        if (count := self.count(READY)) != self.ready[-1][1]:
+            self.ready.append((self.front.clock.now, count))
 
     def figures(self) -> dict:
         """JSON-ready."""
@@ -156,4 +164,5 @@ class Autoscaler:
             "stops": self.stops,
             "peak_replicas": self.most,
             "startup_s": self.seconds,
+            "ready": self.ready,
         }

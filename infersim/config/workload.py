@@ -217,7 +217,10 @@ class Workload(Description):
     """tokens that the model generates"""
 
     num_requests: Annotated[Count, Field(le=MAX_REQUESTS)] | None = None
-    """how many; of a trace, the first so many; default: 1000, of a trace all"""
+    """how many; of a trace, the first so many; default: 1000, of a trace or with a duration all"""
+    duration: Annotated[Seconds, Field(gt=0)] | None = None
+    """how long requests arrive, or sessions begin, at a request_rate or the times of a trace; with num_requests too,
+    whichever ends first"""
     request_rate: Annotated[FloatOrInf, _or_inf("1/s")] | None = None
     """requests per second; inf: all arrive at once"""
     burstiness: Annotated[FloatOrInf, _or_inf("")] = 1.0
@@ -240,7 +243,7 @@ class Workload(Description):
     """which beams survive: the chance that a beam goes on from one drawn evenly rather than from its own predecessor,
     after each token (assumed: chosen on beams of width 4 on Alpaca, Kwon et al. 2023, figure 15)"""
     prefixes: Prefixes | None = None
-    """texts that generated prompts begin with"""
+    """texts that generated prompts begin with; all prompts of a session with one"""
     turns: LengthOrTokens = 1
     """requests of one session: each prompt begins with all that was said before; num_requests counts requests,
     request_rate sessions"""
@@ -281,7 +284,8 @@ class Workload(Description):
         defaults |= {"spikes": (), "retries": 0, "backoff": 1.0, "n": 1, "beam_width": 1, "beam_turnover": 0.1}
         defaults["max_tokens"] = "output_length" if generated else "max_model_len"
         if generated:
-            defaults["num_requests"] = 1000
+            if data.get("duration") is None:
+                defaults["num_requests"] = 1000
             if data.get("ramp_up") is None and data.get("users") is None:
                 defaults["request_rate"] = math.inf
         return data | {key: value for key, value in defaults.items() if data.get(key) is None}
@@ -324,8 +328,10 @@ class Workload(Description):
             wrong.append("n is for single requests; turns must be 1, without users")
         if self.n > 1 and self.beam_width > 1:
             wrong.append("must have n or beam_width, not both: the best beam is the answer")
-        if self.prefixes and (self.trace or self.has_sessions):
-            wrong.append("prefixes are for generated single requests; a trace and sessions have their own")
+        if self.prefixes and self.trace:
+            wrong.append("prefixes are for generated requests; a trace has its own")
+        if self.duration and (self.ramp_up or (not self.trace and self.request_rate in (None, math.inf))):
+            wrong.append("duration is for a finite request_rate or a trace; give num_requests instead")
         if self.images and self.turns != 1:
             wrong.append("images are for single requests; turns must be 1")
         if self.model_column and (self.trace is None or self.models):

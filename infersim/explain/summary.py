@@ -15,6 +15,7 @@ from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.conservation import check_conservation
 from infersim.metrics.latency import count, measure
 from infersim.metrics.result import Result, select
+from infersim.metrics.sampling import intervals
 from infersim.metrics.tenants import compare_models, compare_tenants
 from infersim.metrics.verdict import STABLE, TOO_LONG, TOO_SHORT, Verdict, combine_verdicts, judge
 
@@ -35,6 +36,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
     measured = [measure(result) for result in results]
     metrics, half_widths = combine(measured)
     verdict = combine_verdicts([judge(result) for result in results])
+    within = intervals(first, verdict) if len(results) == 1 else None
     counts = count(first)
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -47,6 +49,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "counts": counts,
         "metrics": metrics,
         "confidence": {"level": LEVEL, "half_width": half_widths} if half_widths else None,
+        "sampling": {"level": LEVEL, "interval": within} if within else None,
         "model_error": model_error(first, metrics, not verdict.burst and verdict.state in (STABLE, TOO_SHORT)),
         "slo": _slo(results, measured, metrics, verdict),
         "verdict": asdict(verdict),

@@ -84,6 +84,12 @@ def seconds(done: np.ndarray, metric: str) -> np.ndarray:
     return np.divide(generation, gaps, out=np.zeros(len(done)), where=gaps > 0)
 
 
+def samples(done: np.ndarray) -> dict[str, np.ndarray]:
+    """Seconds of each of these requests: ttft, tpot (of those with more than one token) and e2el."""
+    many = done[done["num_output_tokens"] > 1]
+    return {"ttft": seconds(done, "ttft"), "tpot": seconds(many, "tpot"), "e2el": seconds(done, "e2el")}
+
+
 def num_gaps(requests: np.ndarray) -> np.ndarray:
     """i8[n]: gaps between the chunks of each request."""
     steps = requests["num_output_tokens"].astype("i8") - requests["num_accepted_tokens"]
@@ -93,9 +99,7 @@ def num_gaps(requests: np.ndarray) -> np.ndarray:
 def latency_quantiles(result: Result, shares: np.ndarray) -> dict[str, np.ndarray]:
     """The quantiles of each metric (ms) at the shares f8[n] in [0, 1]; a metric without values is left out."""
     done = result.done
-    many = done[done["num_output_tokens"] > 1]
-    values = {"ttft": seconds(done, "ttft"), "tpot": seconds(many, "tpot"), "e2el": seconds(done, "e2el")}
-    found = {name: np.quantile(column, shares) * 1e3 for name, column in values.items() if len(column)}
+    found = {name: np.quantile(column, shares) * 1e3 for name, column in samples(done).items() if len(column)}
     gaps = _itl_percentiles(result, (shares * 100).tolist()) if num_gaps(done).any() else None
     if gaps is not None:
         found["itl"] = gaps * 1e3

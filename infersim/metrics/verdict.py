@@ -18,6 +18,7 @@ SHARE_OF_BACKLOG = 0.1  # growth in the second half below this share of the fina
 RELAXATIONS = 8  # in the second half of the window: sooner a batch is still filling up
 DRAINED = 30  # requests that wait when arrivals end, from which on their rate of admission is the capacity
 MEANS, RETURNS = 50, -4.0  # intervals of the test that the number in the system returns to its mean, critical value
+PATIENCE = 8  # looks of an autoscaler and starts of a replica: sooner, more may come
 LEAST = 100  # requests in the window: fewer are too short for the tests, but not to see a queue that drains slowly
 TURNED_AWAY = 0.01  # share of what arrives that may be refused, time out or be lost
 TOO_LONG = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN)
@@ -50,7 +51,9 @@ class Flow:
     the end of what was seen; opening: seconds from a conversation's first request to its last: so long does the rate of
     requests go on rising although conversations begin at one rate; room: when each began and ended to wait for room in
     another pool for its KV, None without one; refused: bool[n], turned away, timed out or lost; limit: most that the
-    client has in the system at once, None without; conversations: how many there are.
+    client has in the system at once, None without; conversations: how many there are; replicas: how many queues
+    there may be; since: when the system had become
+    what it is: before, it had fewer replicas.
     """
 
     arrival: np.ndarray
@@ -62,6 +65,8 @@ class Flow:
     opening: float = 0.0
     room: tuple[np.ndarray, np.ndarray] | None = None
     conversations: int = 0
+    replicas: int = 1
+    since: float = 0.0
     limit: int | None = None
 
     @property
@@ -92,20 +97,22 @@ def judge(result: Result) -> Verdict:
     seen = result.end_time if result.interrupted else np.inf
     names = ("arrival", "scheduled", "status", "last_token")
     arrival, scheduled, status, last = (r[name][order] for name in names)  # not whole records
-    verdict = judge_flow(
-        Flow(
-            arrival,
-            np.where(scheduled >= 0, scheduled, np.inf),
-            np.where(status == COMPLETED, last, np.inf),
-            unloaded[order],
-            refused=status > COMPLETED,
-            until=min(result.opened_until, seen),
-            opening=_opening(result, unloaded),
-            room=_wait_for_room(result, order),
-            conversations=0 if result.session is None else int(result.session.max()) + 1,
-            limit=load.max_concurrency,
-        )
+    flow = Flow(
+        arrival,
+        np.where(scheduled >= 0, scheduled, np.inf),
+        np.where(status == COMPLETED, last, np.inf),
+        unloaded[order],
+        refused=status > COMPLETED,
+        until=min(result.opened_until, seen),
+        opening=_opening(result, unloaded),
+        room=_wait_for_room(result, order),
+        conversations=0 if result.session is None else int(result.session.max()) + 1,
+        replicas=result.scenario.cluster.most,
+        limit=load.max_concurrency,
     )
+    verdict = judge_flow(flow)
+    if verdict.state == SATURATED:
+        verdict = _after_scaling(result, flow, verdict)
     if verdict.needed_requests and load.ramp_up:
         reason = (
             f"{verdict.reason.rpartition(';')[0]}; the rate rises to the end, so that no number of requests would tell"
@@ -117,6 +124,27 @@ def judge(result: Result) -> Verdict:
             verdict, state=TOO_SHORT, reason=_too_short("one arrival is no rate", needed), needed_requests=needed
         )
     return verdict
+
+
+def _after_scaling(result: Result, flow: Flow, verdict: Verdict) -> Verdict:
+    """What is saturated, judged again from when its autoscalers had started most replicas; too short to tell while they
+    may start more."""
+    first, until = float(flow.arrival[0]), min(flow.until, float(flow.arrival[-1]))
+    since = patient = first
+    groups = {name: group.autoscaler for name, group in
+              zip(result.scenario.cluster.group_names, result.scenario.cluster.groups, strict=True)}  # fmt: skip
+    for scaler in result.route.get("autoscalers", ()):
+        before = [(time, count) for time, count in scaler["ready"] if time <= until]
+        most, spec = max(count for _, count in before), groups[scaler["group"]]
+        at = next(time for time, count in before if count == most)
+        since = max(since, at)
+        if spec and most < spec.max:
+            patient = max(patient, at + PATIENCE * (spec.interval + scaler["startup_s"]))
+    if until >= patient:
+        return verdict if since == first else judge_flow(replace(flow, since=since))
+    needed = _round(len(flow.arrival) * max(2.0, 1.5 * (patient - first) / max(until - first, 1e-9)))
+    more = f"{verdict.reason}, and more replicas may be started"
+    return Verdict(TOO_SHORT, 0.0, _too_short(more, needed), needed)
 
 
 def _unloaded(result: Result) -> np.ndarray:
@@ -171,10 +199,14 @@ def judge_flow(flow: Flow) -> Verdict:
     at_most = f"; the client has at most {flow.limit} in the system" if flow.limit else ""
     if until == first:
         return Verdict(STABLE, 0.0, f"a burst, without a rate to keep up with{at_most}", burst=True)
-    start = first + flow.opening
+    start = max(first + flow.opening, flow.since)
     if until - start <= flow.opening:
         needed = _round(n * max(2.5 * flow.opening / (until - first), 2.0))
-        why = f"conversations take {flow.opening:.3g} s and begin for {until - first:.3g} s only"
+        why = (
+            f"conversations take {flow.opening:.3g} s and begin for {until - first:.3g} s only"
+            if flow.opening
+            else f"most replicas serve for {max(until - start, 0.0):.3g} s only"
+        )
         return Verdict(TOO_SHORT, 0.0, _too_short(why, needed), needed)
     window = until - start
     inside = (flow.arrival > start) & (flow.arrival <= until)
@@ -284,14 +316,15 @@ def _drain_rate(flow: Flow, until: float) -> float:
     """What the system admits per second, at most, from those who wait when arrivals end: inf if too few do.
 
     More than enough wait then, so this is its capacity; the bound is three standard errors above, with a coefficient of
-    variation of 2 (long and short requests).
+    variation of 2 (long and short requests). Replicas whose queues are shorter idle before the last queue is empty, so
+    that of several the first who are admitted count too, and nothing is known where some came later than others.
     """
     waiting = (flow.arrival <= until) & (flow.scheduled > until) & ~flow.refused
-    count = int(waiting.sum())
-    last = float(flow.scheduled[waiting].max()) if count else 0.0
-    if count < DRAINED or math.isinf(last):
+    admitted = np.sort(flow.scheduled[waiting])
+    if len(admitted) < DRAINED or math.isinf(admitted[-1]) or flow.since:
         return math.inf
-    return count / (last - until) * (1 + 3 * 2 / math.sqrt(count))
+    counts = [len(admitted)] if flow.replicas == 1 else [len(admitted) // 4, len(admitted) // 2, len(admitted)]
+    return max(n / (float(admitted[n - 1]) - until) * (1 + 3 * 2 / math.sqrt(n)) for n in counts)
 
 
 def _empties(came: np.ndarray, went: np.ndarray, start: float, until: float) -> bool:

@@ -9,9 +9,10 @@ from infersim.config.scenario import Scenario
 from infersim.explain.binding import find_binding
 from infersim.explain.cost import cost_of, num_gpus, usd_per_hour
 from infersim.explain.summary import finite
+from infersim.run import longer
 
 from .candidate import Candidate, Found, Rejected, is_fixed, is_whole, name_of
-from .decide import Decision, decide, longer
+from .decide import Decision, decide
 from .outlook import per_gpu_and_user
 from .within import stays, within
 
@@ -298,10 +299,15 @@ def _unpriced(scenario: Scenario, rejected: Rejected) -> str:
 
 
 def _assumed(plan: Plan, base: Scenario) -> list[str]:
-    count = base.workload.num_requests
+    load = base.workload
     each = (
-        f"each of {count:,} requests, or more until they tell whether it lasts" if count else "each of the whole trace"
+        "the whole trace"
+        if load.trace
+        else f"{load.num_requests:,} requests"
+        if load.num_requests
+        else f"{load.duration:g} s"
     )
+    each = f"each of {each}" + ("" if load.trace else ", or more until they tell whether it lasts")
     met = f"an SLO is met if one more run would meet it with 99 % confidence, {each}"
     lines = [f"the objective counts the middle of the price range; {met}" if plan.objective == "cost" else met]
     if plan.objective == "energy" or plan.max_power:

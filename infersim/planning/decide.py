@@ -11,7 +11,7 @@ from infersim.metrics.confidence import student_t
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.metrics.verdict import STABLE, TOO_SHORT, judge
-from infersim.run import run
+from infersim.run import longer, run
 
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
 LEAST, MOST = LOOKS[1], LOOKS[-1]
@@ -131,12 +131,6 @@ def _state(limits: list[dict[str, Any]], replications: int, saturated: bool, nee
     if all(limit["met"] for limit in limits):
         return "met"
     return MORE if replications < MOST else "unclear"
-
-
-def longer(scenario: Scenario, num_requests: int | None) -> Scenario:
-    """The same with so many requests."""
-    workload = scenario.workload.model_copy(update={"num_requests": num_requests})
-    return scenario.model_copy(update={"workload": workload})
 
 
 def _limits(

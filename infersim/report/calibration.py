@@ -5,6 +5,9 @@ from typing import Any
 
 from infersim.metrics.latency import METRICS, STATISTICS
 
+from .html import Page
+from .parts import reproduce, table
+from .svg import Series, chart
 from .terminal import width
 
 
@@ -30,8 +33,49 @@ def validation_lines(document: dict[str, Any]) -> list[str]:
     lines += [f"server {who}: {verdict['state']} ({verdict['reason']})" for who, verdict in verdicts]
     if document["points_to"]:
         lines.append(f"residual points to: {document['points_to']}")
+    lines += [f"warning: {warning}" for warning in document["warnings"]]
     lines += [f"note: {note}" for note in document["notes"]]
     return [wrapped for line in lines for wrapped in (textwrap.wrap(line, width()) if len(line) > width() else [line])]
+
+
+def validation_page(documents: list[dict[str, Any]], command: list[str]) -> Page:
+    """The report of `infersim validate`: each run's errors, and where requests were kept, both distributions."""
+    sections = []
+    for number, document in enumerate(documents):
+        charts = [
+            {
+                "title": f"{metric}, measured and predicted",
+                "note": "share of requests that come at most so late",
+                "svg": chart(
+                    f"Distribution of {metric}",
+                    "",
+                    [Series(who, values, list(range(1, 100))) for who, values in pair.items()],
+                    "ms",
+                    "%",
+                ),
+            }
+            for metric, pair in (document["quantiles"] or {}).items()
+        ]
+        rows = [[name, row["measured"], row["predicted"], f"{row['error']:+.1%}"]
+                for name, row in document["errors"].items()]  # fmt: skip
+        said = [f"server {who}: {found['state']} ({found['reason']})"
+                for who in ("measured", "predicted") if (found := document[who])]  # fmt: skip
+        said += [f"residual points to: {document['points_to']}"] if document["points_to"] else []
+        said += [f"warning: {warning}" for warning in document["warnings"]]
+        caption = "Errors; latencies in ms, rates in 1/s"
+        sections.append(
+            {
+                "id": f"run-{number}",
+                "title": document["where"],
+                "charts": charts,
+                "tables": [table(caption, ["metric", "measured", "predicted", "error"], rows)],
+                "notes": said + document["notes"],
+            }
+        )
+    wrong = sum(bool(document["warnings"]) for document in documents)
+    found = f"{sum(document['requests'] for document in documents):,} requests of {len(documents)} runs"
+    head = f"{found}; {wrong} of them do not match the scenario" if wrong else found
+    return Page("Prediction against measurement", head, not wrong, [*sections, reproduce(command)])
 
 
 def _cell(value: float, form: str) -> str:

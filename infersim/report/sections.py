@@ -9,7 +9,7 @@ from .export import bench_command, starting_commands
 from .html import Page
 from .parts import card, reproduce, shown, span, table
 from .svg import Mark, Series, bar, chart
-from .terminal import state, title
+from .terminal import interval_text, state, title
 
 ROWS = 24  # of a line chart's table
 GIB = 2**30
@@ -133,6 +133,10 @@ def latency(named: Named, numbers: bool = True) -> dict[str, Any]:
         if confidence:
             caption = _of("Half-widths of the 95 % confidence intervals, ms", name)
             tables.append(_latencies(caption, confidence["half_width"]))
+        if sampling := briefing["answer"]["sampling"]:
+            texts = {key: interval_text(pair) for key, pair in sampling["interval"].items()}
+            caption = _of("Where chance alone may move it in a run of so many requests: 95 % intervals, ms", name)
+            tables.append(_latencies(caption, texts))
     for metric, words in METRICS.items():
         runs = {name: each for name, each in named.items() if metric in each["cdf"]}
         if not runs:
@@ -180,7 +184,7 @@ def _limit_marks(named: Named, metric: str, vertical: bool) -> list[Mark]:
 
 
 def _latencies(caption: str, values: dict[str, Any]) -> dict[str, Any]:
-    rows = [[metric, *(values[f"{statistic}_{metric}_ms"] for statistic in STATISTICS)] for metric in METRICS]
+    rows = [[metric, *(values.get(f"{statistic}_{metric}_ms") for statistic in STATISTICS)] for metric in METRICS]
     return table(caption, ["metric", *STATISTICS], rows)
 
 

@@ -124,6 +124,7 @@ def _metrics(document: dict) -> list[Line]:
     if metrics["request_goodput"] is not None:
         rates.append(f"goodput {_number(metrics['request_goodput'])} requests/s")
     lines = field("throughput", [f"{', '.join(rates)} over {_number(metrics['duration_s'])} s"])
+    interval, told = (document["sampling"] or {"interval": {}})["interval"], False
     columns = ("mean", "median", "p90", "p95", "p99")
     header = "".join(f"{column:>13}" for column in columns)
     lines.append(("head", f"{'ms':{LABEL}}{header}"))
@@ -133,8 +134,34 @@ def _metrics(document: dict) -> list[Line]:
         if confidence:
             widths = ("+-" + _number(confidence["half_width"][name]) for name in names)
             lines.append(("", f"{'':{LABEL}}{''.join(f'{width:>13}' for width in widths)}"))
+        pairs = [interval.get(name) for name in names]
+        if any(pair and _is_wide(pair, metrics[name]) for pair, name in zip(pairs, names, strict=True)):
+            told = True
+            lines.append(("", f"{'  95 %':{LABEL}}{''.join(f'{interval_text(pair):>13}' for pair in pairs)}"))
+    if told:
+        lines += field("", ["95 %: where chance alone may move it, in a run of so many requests"])
     texts = [*document["model_error"]["text"], *(row["text"] for row in document.get("unknowns", ()))]
     return lines + field("error bar", texts)
+
+
+WIDE = 0.2  # of the value: a narrower interval is not printed
+
+
+def _is_wide(pair: list[float | None], value: float | None) -> bool:
+    low, high = pair
+    return low is not None and (high is None or high - low > WIDE * (value or 0.0))
+
+
+def interval_text(pair: list[float | None] | None) -> str:
+    """[low, high] in few characters; "from low" where nothing bounds it."""
+    if pair is None or pair[0] is None:
+        return ""
+    low, high = (_short(value) if value is not None else "" for value in pair)
+    return f"{low}-{high}" if high else f"from {low}"
+
+
+def _short(value: float) -> str:
+    return f"{value / 1e3:.3g}k" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def _why(explain: dict) -> list[Line]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..config.errors import InputError
 from ..config.units import short
-from ..config.workload import MAX_TOKENS, Images, Workload
+from ..config.workload import MAX_REQUESTS, MAX_TOKENS, Images, Workload
 from .agents import agents_of
 from .arrivals import draw_arrivals
 from .draws import generator
@@ -81,8 +81,27 @@ def _apart(requests: Requests) -> Requests:
 
 
 def _draw(workload: Workload, seed: int) -> Requests:
-    n = workload.num_requests
-    assert n is not None and workload.input_tokens is not None and workload.output_tokens is not None  # no trace
+    """Generated requests; for a duration, twice as many until they go on for so long, less those that come later."""
+    n, duration = workload.num_requests, workload.duration
+    if duration is None:
+        assert n is not None
+        return _draw_number(workload, n, seed)
+    most = n or MAX_REQUESTS
+    n = min(int(duration * (workload.request_rate or 0)) + 16, most)
+    while (requests := _draw_number(workload, n, seed)).arrival[-1] < duration and n < most:
+        n = min(2 * n, most)
+    return _within(requests, duration)
+
+
+def _within(requests: Requests, duration: float) -> Requests:
+    kept = requests.arrival < duration
+    if not kept.any():
+        raise InputError(f"workload.duration: no request arrives within {duration:g} s; must be longer")
+    return requests.keep(kept)
+
+
+def _draw_number(workload: Workload, n: int, seed: int) -> Requests:
+    assert workload.input_tokens is not None and workload.output_tokens is not None  # no trace
     if workload.has_sessions:
         return draw_sessions(workload, n, seed)
     return Requests(
@@ -111,7 +130,8 @@ def _from_trace(workload: Workload, seed: int, base: Path) -> Requests:
         notes.append(f"{'ramp_up' if workload.ramp_up else 'request_rate'} replaces the trace's arrivals")
     else:
         arrival = requests.arrival * workload.time_scale
-    return replace(requests, arrival=arrival, notes=tuple(notes))
+    requests = replace(requests, arrival=arrival, notes=tuple(notes))
+    return _within(requests, workload.duration) if workload.duration else requests
 
 
 def _read(path: Path, workload: Workload, seed: int) -> Requests:

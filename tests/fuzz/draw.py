@@ -176,6 +176,7 @@ def workload(draw: Draw, longest: int, traces: dict[str, str]) -> dict[str, Any]
         arrivals = draw.choice(["rate", "rate", "rate", "inf", "ramp", "users", "users"])
         if arrivals == "rate":
             load |= {"request_rate": rate} | draw.some({"burstiness": draw.choice([0.2, 3, "inf"])})
+            load |= draw.some({"duration": 30 / rate}, 0.1)
             load |= draw.some({"spikes": [{"at": 0.01, "duration": "0.1 s", "factor": draw.choice([0.1, 30])}],
                                "curve": [[0, 1], [0.1, draw.choice([0.1, 5])], [0.3, 2]]}, 0.07)  # fmt: skip
         elif arrivals == "ramp":

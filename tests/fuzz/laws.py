@@ -14,9 +14,11 @@ import numpy as np
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_itl
+from infersim.explain.document import Result as Answer
 from infersim.explain.summary import summarize
 from infersim.metrics.latency import num_gaps
 from infersim.metrics.result import Result
+from infersim.report.files import to_json
 from infersim.report.terminal import print_report
 from infersim.run import run
 
@@ -36,6 +38,7 @@ def examine(data: dict[str, Any], again: bool = False) -> tuple[str, str]:
             sentences = [problem for problem in error.problems if len(problem.split()) > 3]
             return (REFUSED if sentences else "refused without a sentence"), "; ".join(error.problems)
         document = summarize(results)
+        Answer.model_validate_json(to_json(document))  # obeys its schema
         with redirect_stdout(io.StringIO()):
             print_report(document, [])
         broken = [*_shares(document), *(law for result in results for law in _recomputed(result, document, results))]

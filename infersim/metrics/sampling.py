@@ -1,0 +1,89 @@
+"""How far chance may have moved the latencies of one run: 95 % intervals from the run itself."""
+
+import math
+
+import numpy as np
+
+from .confidence import LEVEL, student_t
+from .latency import PERCENTILES, samples
+from .result import Result
+from .verdict import STABLE, TOO_SHORT, Verdict
+
+BATCHES = (5, 10)  # of a run's requests: their spread is that of the mean
+LEAST, MOST = 20, 100_000  # requests: with more, chance hardly matters
+EXCURSIONS = 10  # beyond a percentile: fewer do not tell how far they go
+
+
+def intervals(result: Result, verdict: Verdict) -> dict[str, list[float | None]] | None:
+    """Of the mean and each percentile of ttft, tpot and e2el (ms), [low, high] within which it would lie in 95 of 100
+    runs, as far as chance goes: high None where the run does not bound it.
+
+    None of a system that does not keep up, whose percentiles a longer run would not keep, and of a burst, which has no
+    chance in time. Where a run is too short to tell whether it keeps up, nothing bounds them above.
+    """
+    load = result.scenario.workload
+    closed = load.users or load.max_concurrency
+    if verdict.state not in (STABLE, TOO_SHORT) or (verdict.burst and not closed):
+        return None
+    if not LEAST <= len(done := result.done) <= MOST:
+        return None
+    done = done[np.argsort(done["sent"], kind="stable")]
+    found: dict[str, list[float | None]] = {}
+    for metric, values in samples(done).items():
+        if pair := mean_interval(values * 1e3):
+            found[f"mean_{metric}_ms"] = list(pair)
+        for name, percent in PERCENTILES.items():
+            if limits := percentile_interval(values * 1e3, percent / 100):
+                found[f"{name}_{metric}_ms"] = limits
+    if verdict.state == TOO_SHORT:
+        found = {name: [low, None] for name, (low, _) in found.items()}
+    return found or None
+
+
+def mean_interval(values: np.ndarray) -> list[float] | None:
+    """[low, high] of the mean of f8[n] >= 0 in order of time: Student's t on batch means, the wider of BATCHES."""
+    if len(values) < LEAST:
+        return None
+    half = max(_of_batches(values, batches) * student_t((1 + LEVEL) / 2, batches - 1) for batches in BATCHES)
+    mean = float(values.mean())
+    return [max(mean - half, 0.0), mean + half]
+
+
+def percentile_interval(values: np.ndarray, share: float) -> list[float | None] | None:
+    """[low, high] of the quantile at `share` of f8[n] in order of time, whose values depend on those before.
+
+    Order statistics, as of n independent values, but counted as fewer: n is divided by how much the share above the
+    quantile varies from batch to batch, or from one excursion above it (until half of the values are above) to the
+    next, against independent values; the interval of that share is Wilson's. high is None where fewer than EXCURSIONS
+    went there, or none would go as far: the run does not bound it. Coverage of M/M/1 queues: tests.
+    """
+    n = len(values)
+    if n < LEAST:
+        return None
+    above = values > np.quantile(values, share)
+    spread = share * (1 - share)
+    sizes = _excursions(above, values <= np.quantile(values, 0.5))
+    alike = 1 + float(np.var(sizes)) / float(np.mean(sizes)) ** 2 if len(sizes) > 1 else 2.0
+    fewer = max(1.0, n * (1 - share) / max(len(sizes), 1) * alike,
+                *(_of_batches(above.astype("f8"), batches) ** 2 * n / spread for batches in BATCHES))  # fmt: skip
+    t = student_t((1 + LEVEL) / 2, min(max(len(sizes), 2), max(BATCHES)) - 1)
+    a = t * t * fewer / n
+    centre, half = (share + a / 2) / (1 + a), t * math.sqrt(spread * fewer / n + a * fewer / n / 4) / (1 + a)
+    ordered = np.sort(values)
+    low = max(math.floor((centre - half) * (n + 1)), 1)
+    high = math.ceil((centre + half) * (n + 1))
+    bounded = high <= n and len(sizes) >= EXCURSIONS
+    return [float(ordered[low - 1]), float(ordered[high - 1]) if bounded else None]
+
+
+def _of_batches(values: np.ndarray, batches: int) -> float:
+    """The standard error of the mean, from means of batches of consecutive values."""
+    means = np.array([batch.mean() for batch in np.array_split(values, batches)])
+    return float(means.std(ddof=1)) / math.sqrt(batches)
+
+
+def _excursions(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """i8[m]: how many values of each excursion are above; it ends with the first that is below."""
+    there = above[above | below]
+    begins = np.flatnonzero(there & ~np.concatenate(([False], there[:-1])))
+    return np.add.reduceat(there, begins, dtype="i8") if len(begins) else np.zeros(0, "i8")
