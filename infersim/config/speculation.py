@@ -115,7 +115,7 @@ class Speculation(Description):
         | Literal["goodput"]
         | None
     ) = None
-    """[sequences in a step from here on, drafts], ascending; or goodput: what the price makes best at each batch size"""
+    """[sequences in a step from here on, drafts], ascending; or goodput: what the price makes best for each batch"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
