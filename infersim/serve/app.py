@@ -21,7 +21,7 @@ from .live import Live
 from .native import SglangReply, TokenReply, from_sglang, from_vllm
 from .protocol import ApiError, Generation, clean_id, generation_of, messages_of, prompts_of
 from .reply import Reply
-from .stream import SEND, Streamed, failure
+from .stream import CAME, SEND, Streamed, failure
 from .text import Tokenizer, names_of
 
 MOST_LIVE = 20_000  # requests at one time
@@ -81,8 +81,8 @@ class Endpoint:
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """ASGI's entry. The server's own `send` is kept at hand: for a token, what is wrapped around it counts."""
-        scope[SEND] = send
+        """ASGI's entry. When a request came is before it was read, which a real server's own times have in them."""
+        scope[SEND], scope[CAME] = send, self.live.clock.now()
         await self._routes(scope, receive, send)
 
     # --- who is asked -------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Endpoint:
         ask.model = ask.model or self.live.models[replicas[0]]
         if self.live.num_live + ask.n * len(ask.prompts) > MOST_LIVE:
             raise ApiError(503, f"{MOST_LIVE} requests are being served", retry_after=1)
-        came = await self.gate.enter(replicas)
+        came = await self.gate.enter(replicas, request.scope[CAME])
         reply = shape(self.live, ask, self.tokenizer)
         self._submit(reply, self._asks(ask, came), replicas)
         self.replies[ask.id] = reply
@@ -248,7 +248,6 @@ class Endpoint:
         for ids, one in asks:
             replica, begin = replicas[0], live.submit
             if self.base_port is None and len(replicas) > 1:
-                live.now()
                 chosen = None
                 if live.door.hands_over and not reply.ask.transfer:
                     chosen, begin = live.choose(one, prefill=True), live.relay

@@ -30,11 +30,13 @@ class Gate:
         self.queue: deque[tuple[list[int], asyncio.Future]] = deque()
         live.freed = self.next
 
-    async def enter(self, replicas: list[int]) -> float:
-        """Waits until one of these replicas has room; returns when the request came (simulated s). ApiError 429 if the
-        queue is full."""
-        came = self.live.now()
-        await self.open.wait()
+    async def enter(self, replicas: list[int], came: float) -> float:
+        """Waits until one of these replicas has room for a request that came at this simulated time (s), to which the
+        fleet is then advanced, or to later if it had to wait. Returns when it came. ApiError 429: the queue is full."""
+        came = self.live.now(came)
+        if not self.open.is_set():
+            await self.open.wait()
+            self.live.now()
         if self.limit is not None and (self.queue or not self._room(replicas)):
             most = self.limit.max_queue
             if most is not None and len(self.queue) >= most:
@@ -44,6 +46,7 @@ class Gate:
             self.queue.append((replicas, turn))
             try:
                 await turn
+                self.live.now()
             finally:
                 self.granted -= 1
         return came

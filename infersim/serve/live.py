@@ -127,9 +127,9 @@ class Live:
         push: Callable[[int, float, str | None], None],
         ids: Callable[[int, int], list[int]],
     ) -> Row:
-        """A request comes to a replica now. What becomes of it is told to `push`, never before this returns."""
+        """A request comes to a replica at `until`. What becomes of it is told to `push`, never before this returns."""
         finish = "stop" if ask.output_tokens < ask.max_tokens else "length"
-        entry = Row(-1, replica, push, finish, ids, ask.model, ask.salt, self.now())
+        entry = Row(-1, replica, push, finish, ids, ask.model, ask.salt, self.until)
         self._begin(entry, ask, replica)
         return entry
 
@@ -304,9 +304,9 @@ class Live:
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        """The simulated time, to which the fleet has been advanced."""
-        time = max(self.clock.now(), self.until)
+    def now(self, time: float | None = None) -> float:
+        """The simulated time, or one that was it, to which the fleet has been advanced; later if it was already."""
+        time = max(self.clock.now() if time is None else time, self.until)
         self._advance(time, math.inf)
         return time
 
