@@ -132,8 +132,8 @@ class Replay:
     def submit(self) -> None:
         rows = self.rows
         pieces = [piece for r in rows for piece in r["segments"]]
-        offsets = np.cumsum([0, *(len(r["segments"]) for r in rows)])
-        segments = (offsets, [name for name, _ in pieces], [length for _, length in pieces])
+        counts = np.array([len(r["segments"]) for r in rows])
+        segments = (np.cumsum(counts) - counts, counts, [name for name, _ in pieces], [length for _, length in pieces])
         columns = [[r[name] for r in rows] for name in ("arrival", "prompt", "output", "max_tokens")]
         self.fleet.submit(
             0, *columns, names=[r["name"] for r in rows], segments=segments, priority=[r["priority"] for r in rows]
