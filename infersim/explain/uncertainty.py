@@ -110,10 +110,15 @@ def error_of(
         for name in alike:
             chosen &= rows[name] == getattr(kind, name)
         deployments = rows["deployment"][chosen]
-        if (count := len(np.unique(deployments))) >= LEAST:
+        if (count := len(set(deployments.tolist()))) >= LEAST:
             basis = {"like": list(alike), "deployments": count, "loads": int(chosen.sum())}
             return spread(rows[figure][chosen], deployments), basis
     return None
+
+
+@cache
+def _known_error(kind: Kind, figure: str) -> tuple[Interval, dict[str, Any]] | None:
+    return error_of(kind, figure)
 
 
 def model_error(result: Result, metrics: dict[str, float | None], kept_up: bool = False) -> dict[str, Any]:
@@ -125,7 +130,7 @@ def model_error(result: Result, metrics: dict[str, float | None], kept_up: bool 
     kind, factors, basis = kind_of(result), {}, {}
     if not (other := _unmeasured(result)):
         for figure in FIGURES:
-            if found := error_of(kind, figure):
+            if found := _known_error(kind, figure):
                 factors[figure], basis[figure] = tuple(map(math.exp, found[0])), found[1]
     intervals = {
         metric: [value * factor for factor in factors[figure]]

@@ -37,7 +37,7 @@ def _words(row: dict[str, Any]) -> str:
 
 def _host(result: Result, metrics: dict[str, float | None]) -> dict[str, Any] | None:
     """First order: what of the host's time nothing hides, and what a request waits before the scheduler has it."""
-    engine, done = result.engine, result.requests[result.measured]
+    engine, done = result.engine, result.done
     ttft, tpot = (metrics[name] for name in METRICS)
     if ttft is None or tpot is None or not result.busy_time or result.scenario.cluster.prefill:
         return None
