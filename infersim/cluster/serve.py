@@ -52,7 +52,7 @@ def serve(
     clients: Clients,
     seed: int,
     progress: Progress | None,
-    look: Callable[[Fleet | None], None],
+    look: Callable[[Fleet | None], None] = lambda fleet: None,
 ) -> Served:
     """Run all requests to their end, through the replicas of the fleet in the order of spec.groups. look: called before
     they are run, where that is one call."""
