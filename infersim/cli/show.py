@@ -7,37 +7,13 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from .break_even import break_even
 from .guard import guarded
 from .options import Json, Overrides
+from .printing import print_fields, print_json, print_rows, print_yaml
 
 app = typer.Typer(help="Look up models, hardware, engines, workloads, scenarios and the schema.", no_args_is_help=True)
-
-
-def _print_json(value: Any) -> None:
-    from infersim.explain.summary import finite
-    from infersim.report.files import to_json
-
-    print(to_json(finite(value)))
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    """A table with a column per key, as wide as it needs to be."""
-    cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _print_fields(fields: dict[str, Any]) -> None:
-    flat: dict[str, Any] = {}
-    for name, value in fields.items():  # an object inside is a line for each of its keys
-        inner = value if isinstance(value, dict) else {"": value}
-        flat |= {f"{name} {key}".rstrip(): each for key, each in inner.items()}
-    width = max(map(len, flat)) + 2
-    for name, value in flat.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {count:,}" for key, count in value.items())
-        print(f"{name:{width}}{value:,}" if isinstance(value, int | float) else f"{name:{width}}{value}")
+app.command("break-even")(break_even)
 
 
 def _holding(part: str, what: str, rows: list[Any], texts: Any) -> list[Any]:
@@ -81,7 +57,7 @@ def model(
             "parallelism": {"tensor": tensor_parallel_size},
         }
         fields = _deployment(build_scenario(data, "show model", overrides or []))
-    (_print_json if as_json else _print_fields)(fields)
+    (print_json if as_json else print_fields)(fields)
 
 
 def _architecture(model: Any) -> dict[str, Any]:
@@ -140,9 +116,9 @@ def models(
     found = _holding(part, "models", found, lambda model: (model.name, model.family))
     rows: list[dict[str, Any]] = [{"name": m.name, "family": m.family, "parameters": m.num_params} for m in found]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
-        _print_rows([row | {"parameters": f"{row['parameters'] / 1e9:.2f}e9"} for row in rows])
+        print_rows([row | {"parameters": f"{row['parameters'] / 1e9:.2f}e9"} for row in rows])
 
 
 @app.command("hardware")
@@ -160,9 +136,9 @@ def hardware(
         profiles = [load_hardware(each) for each in names("hardware_profiles")]
         profiles = _holding(name, "hardware", profiles, lambda p: (p.name, p.vendor, p.generation))
         if as_json:
-            _print_json([profile.model_dump(mode="json") for profile in profiles])
+            print_json([profile.model_dump(mode="json") for profile in profiles])
         else:
-            _print_rows(
+            print_rows(
                 [
                     {
                         "name": p.name,
@@ -181,9 +157,9 @@ def hardware(
     else:
         profile = load_hardware(name).model_dump(mode="json")
         if as_json:
-            _print_json(profile)
+            print_json(profile)
         else:
-            _print_yaml(profile)
+            print_yaml(profile)
             for quote in quotes().get(profile["name"], []):
                 low, high = quote.usd
                 print(f"# {quote.kind}: {low:.2f}-{high:.2f} USD/h ({quote.source}, {quote.date})")
@@ -199,9 +175,9 @@ def profile(name: Annotated[str, Argument(help="Profile name or path.")], as_jso
     hardware = load_hardware(name)
     rows = profile_rows(hardware)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
-    _print_rows([{key: value for key, value in row.items() if key != "source"} for row in rows])
+    print_rows([{key: value for key, value in row.items() if key != "source"} for row in rows])
     print()
     for source in dict.fromkeys(row["source"] for row in rows):
         print(f"{', '.join(row['what'] for row in rows if row['source'] == source)}: {source}")
@@ -217,9 +193,9 @@ def engines(as_json: Json = False) -> None:
 
     rows = [preset.row() for preset in packaged_presets().values()]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
-    _print_rows([{column: knob(row) for column, knob in ENGINE_COLUMNS.items()} for row in rows])
+    print_rows([{column: knob(row) for column, knob in ENGINE_COLUMNS.items()} for row in rows])
     for row in rows:
         print(f"\n{row['name']}: {row['source']}")
         print(fill(row["notes"], 98, initial_indent="  ", subsequent_indent="  "))
@@ -232,7 +208,7 @@ def compatibility(as_json: Json = False) -> None:
     from infersim.deployment.compatibility import FACTS, RULES
 
     if as_json:
-        _print_json([rule._asdict() for rule in RULES])
+        print_json([rule._asdict() for rule in RULES])
         return
     for rule in RULES:
         print(f"{rule.key}: {rule.message}\n    when {rule.when}")
@@ -266,90 +242,6 @@ ENGINE_COLUMNS: dict[str, Any] = {
 }
 
 
-@app.command("break-even")
-@guarded
-def break_even(
-    scenario: Annotated[str, Argument(help="Scenario name or path.")],
-    overrides: Overrides = None,
-    context: Annotated[int, Option(min=1, help="Tokens of context of every sequence.")] = 1024,
-    as_json: Json = False,
-) -> None:
-    """Where speculation, INT4 weights, early exit and offloaded KV stop paying for a deployment."""
-    from infersim.config.scenario import load_scenario
-    from infersim.deployment import deployment_of
-    from infersim.explain import break_even as economics
-    from infersim.workload.acceptance import acceptance_table
-
-    description = load_scenario(scenario, overrides or [])
-    deployment = deployment_of(description.model_copy(update={"early_exit": None}))
-    context = min(context, deployment.engine.max_model_len)
-    document: dict[str, Any] = {
-        "context": context,
-        "int4_crossover_rows": economics.int4_crossovers(deployment.hardware),
-    }
-    if deployment.speculation is not None:
-        cost, draft = deployment.step_cost(), deployment.draft_cost()
-        assert draft is not None
-        tokens = acceptance_table(deployment.speculation).tokens_by_drafts(len(draft.passes) - 1)
-        seqs = deployment.engine.max_num_seqs
-        rows = economics.speculation_over_batch(cost, draft, tokens, context, seqs)
-        over_context = economics.speculation_over_context(cost, draft, tokens, seqs, deployment.engine.max_model_len)
-        document["speculation"] = {
-            "method": deployment.speculation.method,
-            "over_batch": rows,
-            "negative_from_batch": economics.crossing(rows, "batch"),
-            "over_context": over_context,
-            "negative_from_context": economics.crossing(over_context, "context"),
-        }
-    if description.early_exit is not None:
-        document["early_exit"] = economics.early_exit_over_batch(
-            description.early_exit, deployment.placement, deployment.engine, context
-        )
-    knobs = deployment.knobs()
-    if knobs["tier_blocks"].any():
-        rows = economics.loading_over_prompt(knobs, deployment.step_cost(), deployment.memory.block_bytes)
-        document["kv_offloading"] = rows
-    if as_json:
-        _print_json(document)
-    else:
-        _print_break_even(document)
-
-
-def _print_break_even(document: dict[str, Any]) -> None:
-    spec = document.get("speculation")
-    if spec is None:
-        print("speculation: none in this scenario; --set speculation={...} describes it")
-    elif not spec["over_batch"]:
-        print("speculation: max_num_batched_tokens is too small to verify the drafts of one sequence")
-    else:
-        _print_speculation(spec, document["context"])
-    kernels = ", ".join(f"{name} from {rows:,}" for name, rows in document["int4_crossover_rows"].items() if rows)
-    print(f"INT4 weights no longer gain over 16 bits (rows of a linear layer): {kernels or 'unknown for this device'}")
-    if exits := document.get("early_exit"):
-        share = exits["needed_share"]
-        print(f"early exit (approximate: outputs change), {exits['policy'].replace('_', ' ')}")
-        print(f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}")
-        _print_rows([{k: f"{v:.3g}" for k, v in row.items()} for row in exits["over_batch"]])
-    if loads := document.get("kv_offloading"):
-        print("offloaded KV: a prompt alone is computed, or loaded but for its last block")
-        _print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in loads])
-
-
-def _print_speculation(spec: dict[str, Any], context: int) -> None:
-    print(f"speculation ({spec['method']}), {context:,} tokens of context")
-    rows = [
-        {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
-        for row in spec["over_batch"]
-    ]
-    _print_rows(rows)
-    batch, tokens = spec["negative_from_batch"], spec["negative_from_context"]
-    print(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
-    if over := spec["over_context"]:
-        contexts = ", ".join(f"{row['gain']:.3g} at {row['context']:,}" for row in over)
-        negative = f"; negative from {tokens:,}" if tokens else ""
-        print(f"gain at batch {over[0]['batch']} by context: {contexts}{negative}")
-
-
 @app.command("network")
 @guarded
 def network(
@@ -364,12 +256,12 @@ def network(
     description = load_network(path)
     rows = network_gains(network_depths(description), description.batches)
     if as_json:
-        _print_json({"shares": description.shares, "approximate": True, "over_batch": rows})
+        print_json({"shares": description.shares, "approximate": True, "over_batch": rows})
         return
     shares = ", ".join(f"{share:.1%} after {branch.after} layers" for share, branch in
                        zip(description.shares, description.branches, strict=False))  # fmt: skip
     print(f"early exit (approximate: answers may change): {shares}, {description.shares[-1]:.1%} at the end")
-    _print_rows([{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows])
+    print_rows([{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows])
 
 
 @app.command("schema")
@@ -382,7 +274,7 @@ def schema(of: Annotated[str, Option(help="scenario: a file; result: what run --
 
     if of not in ("scenario", "result"):
         raise InputError(f"--of {of[:40]}: must be scenario or result")
-    _print_json(json_schema() if of == "scenario" else result_schema())
+    print_json(json_schema() if of == "scenario" else result_schema())
 
 
 @app.command("reference")
@@ -408,9 +300,9 @@ def _list_folder(folder: str, as_json: bool) -> None:
         comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
         rows.append({"name": name, "about": shorten(comment, 75, placeholder=" ...")})
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     elif rows:
-        _print_rows(rows)
+        print_rows(rows)
 
 
 @app.command("workloads")
@@ -448,7 +340,7 @@ def deployment(
     given = {"hardware": hardware, "workload": workload}
     for line in started.unknown:
         print(f"# not in the file: {line}")
-    _print_yaml(started.keys | {key: value for key, value in given.items() if value})
+    print_yaml(started.keys | {key: value for key, value in given.items() if value})
 
 
 @app.command("bench")
@@ -467,15 +359,7 @@ def bench(
         for run in read_results([file])
     ]  # fmt: skip
     if as_json:
-        _print_json(runs)
+        print_json(runs)
         return
     for run in runs:
-        _print_fields({key: value for key, value in (run | run.pop("metrics")).items() if value is not None})
-
-
-def _print_yaml(value: Any) -> None:
-    import yaml
-
-    from infersim.explain.summary import finite
-
-    yaml.safe_dump(finite(value), sys.stdout, sort_keys=False, width=100, allow_unicode=True)
+        print_fields({key: value for key, value in (run | run.pop("metrics")).items() if value is not None})

@@ -1,0 +1,92 @@
+"""`infersim show break-even`."""
+
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from .guard import guarded
+from .options import Json, Overrides
+from .printing import print_json, print_rows
+
+
+@guarded
+def break_even(
+    scenario: Annotated[str, Argument(help="Scenario name or path.")],
+    overrides: Overrides = None,
+    context: Annotated[int, Option(min=1, help="Tokens of context of every sequence.")] = 1024,
+    as_json: Json = False,
+) -> None:
+    """Where speculation, INT4 weights, early exit and offloaded KV stop paying for a deployment."""
+    from infersim.config.scenario import load_scenario
+    from infersim.deployment import deployment_of
+    from infersim.explain import break_even as economics
+    from infersim.workload.acceptance import acceptance_table
+
+    description = load_scenario(scenario, overrides or [])
+    deployment = deployment_of(description.model_copy(update={"early_exit": None}))
+    context = min(context, deployment.engine.max_model_len)
+    document: dict[str, Any] = {
+        "context": context,
+        "int4_crossover_rows": economics.int4_crossovers(deployment.hardware),
+    }
+    if deployment.speculation is not None:
+        cost, draft = deployment.step_cost(), deployment.draft_cost()
+        assert draft is not None
+        tokens = acceptance_table(deployment.speculation).tokens_by_drafts(len(draft.passes) - 1)
+        seqs = deployment.engine.max_num_seqs
+        rows = economics.speculation_over_batch(cost, draft, tokens, context, seqs)
+        over_context = economics.speculation_over_context(cost, draft, tokens, seqs, deployment.engine.max_model_len)
+        document["speculation"] = {
+            "method": deployment.speculation.method,
+            "over_batch": rows,
+            "negative_from_batch": economics.crossing(rows, "batch"),
+            "over_context": over_context,
+            "negative_from_context": economics.crossing(over_context, "context"),
+        }
+    if description.early_exit is not None:
+        document["early_exit"] = economics.early_exit_over_batch(
+            description.early_exit, deployment.placement, deployment.engine, context
+        )
+    knobs = deployment.knobs()
+    if knobs["tier_blocks"].any():
+        rows = economics.loading_over_prompt(knobs, deployment.step_cost(), deployment.memory.block_bytes)
+        document["kv_offloading"] = rows
+    if as_json:
+        print_json(document)
+    else:
+        _print_break_even(document)
+
+
+def _print_break_even(document: dict[str, Any]) -> None:
+    spec = document.get("speculation")
+    if spec is None:
+        print("speculation: none in this scenario; --set speculation={...} describes it")
+    elif not spec["over_batch"]:
+        print("speculation: max_num_batched_tokens is too small to verify the drafts of one sequence")
+    else:
+        _print_speculation(spec, document["context"])
+    kernels = ", ".join(f"{name} from {rows:,}" for name, rows in document["int4_crossover_rows"].items() if rows)
+    print(f"INT4 weights no longer gain over 16 bits (rows of a linear layer): {kernels or 'unknown for this device'}")
+    if exits := document.get("early_exit"):
+        share = exits["needed_share"]
+        print(f"early exit (approximate: outputs change), {exits['policy'].replace('_', ' ')}")
+        print(f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}")
+        print_rows([{k: f"{v:.3g}" for k, v in row.items()} for row in exits["over_batch"]])
+    if loads := document.get("kv_offloading"):
+        print("offloaded KV: a prompt alone is computed, or loaded but for its last block")
+        print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in loads])
+
+
+def _print_speculation(spec: dict[str, Any], context: int) -> None:
+    print(f"speculation ({spec['method']}), {context:,} tokens of context")
+    rows = [
+        {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in spec["over_batch"]
+    ]
+    print_rows(rows)
+    batch, tokens = spec["negative_from_batch"], spec["negative_from_context"]
+    print(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
+    if over := spec["over_context"]:
+        contexts = ", ".join(f"{row['gain']:.3g} at {row['context']:,}" for row in over)
+        negative = f"; negative from {tokens:,}" if tokens else ""
+        print(f"gain at batch {over[0]['batch']} by context: {contexts}{negative}")
