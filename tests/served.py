@@ -18,6 +18,7 @@ import uvicorn
 
 from infersim.config.scenario import build_scenario
 from infersim.serve.app import Endpoint
+from infersim.serve.http import Bounded
 from infersim.serve.live import Live
 from infersim.serve.server import listen
 from infersim.serve.text import Estimate
@@ -32,7 +33,44 @@ def scenario(replicas=1, router="round-robin", **more):
     return build_scenario(parts | {"cluster": cluster} | more, "test")
 
 
-class Served:
+class Asks:
+    """What asks a port."""
+
+    def __init__(self, port):
+        self.port = port
+
+    def ask(self, method, path, body=None, headers=None, port=None):
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
+        try:
+            data = body if isinstance(body, bytes | None) else json.dumps(body)
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read(), dict(answer.getheaders())
+        finally:
+            connection.close()
+
+    def post(self, path, **body):
+        status, data, _ = self.ask("POST", path, body)
+        assert status == 200, data
+        return json.loads(data)
+
+    def stream(self, path, **body):
+        """The events of a stream, and when each came."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("POST", path, json.dumps(body | {"stream": True}))
+            answer, events, times = connection.getresponse(), [], []
+            assert answer.status == 200
+            for line in answer:
+                if line.startswith(b"data: ") and b"[DONE]" not in line:
+                    events.append(json.loads(line[6:]))
+                    times.append(time.perf_counter())
+            return events, np.array(times)
+        finally:
+            connection.close()
+
+
+class Served(Asks):
     """An endpoint in a thread of its own."""
 
     def __init__(self, spec, speed=1.0, ports=False, kv_events=None):
@@ -48,8 +86,8 @@ class Served:
 
             topics = [f"kv@127.0.0.1:{self.port + r}@{model}" for r, model in enumerate(self.live.models)]
             self.live.events = KvEvents(self.live, kv_events, topics)
-        app = Endpoint(self.live, Estimate(), self.port if ports else None)
-        config = uvicorn.Config(app, http="httptools", log_level="critical", lifespan="off", timeout_keep_alive=60)
+        app = self.endpoint = Endpoint(self.live, Estimate(), self.port if ports else None)
+        config = uvicorn.Config(app, http=Bounded, log_level="critical", lifespan="off", timeout_keep_alive=60)
         config.timeout_graceful_shutdown = 2
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self._run)
@@ -85,35 +123,9 @@ class Served:
         for sock in self.sockets:
             sock.close()
 
-    def ask(self, method, path, body=None, headers=None, port=None):
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
-        try:
-            data = body if isinstance(body, bytes | None) else json.dumps(body)
-            connection.request(method, path, data, headers or {})
-            answer = connection.getresponse()
-            return answer.status, answer.read(), dict(answer.getheaders())
-        finally:
-            connection.close()
-
-    def post(self, path, **body):
-        status, data, _ = self.ask("POST", path, body)
-        assert status == 200, data
-        return json.loads(data)
-
-    def stream(self, path, **body):
-        """The events of a stream, and when each came."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request("POST", path, json.dumps(body | {"stream": True}))
-            answer, events, times = connection.getresponse(), [], []
-            assert answer.status == 200
-            for line in answer:
-                if line.startswith(b"data: ") and b"[DONE]" not in line:
-                    events.append(json.loads(line[6:]))
-                    times.append(time.perf_counter())
-            return events, np.array(times)
-        finally:
-            connection.close()
+    def replies(self):
+        """What is being answered."""
+        return self.endpoint.replies
 
 
 def idle(served):

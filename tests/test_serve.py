@@ -5,6 +5,8 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import re
+import resource
 import signal
 import socket
 import subprocess
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import MODEL, Served, idle, scenario
+from served import MODEL, Asks, Served, idle, scenario
 
 from infersim.engine.compiled.state import ABORTED, COMPLETED
 from infersim.run import simulate
@@ -137,9 +139,20 @@ def test_what_cannot_be_is_an_error_in_openais_form(served, body, status, messag
     assert set(error) == {"message", "type", "param", "code"}
 
 
+def waits(served, seconds):
+    """The longest wait of a client that asks for the server's health again and again."""
+    longest, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        assert served.ask("GET", "/health")[0] == 200
+        longest = max(longest, time.perf_counter() - began)
+    return longest
+
+
 def test_other_hostile_things(served):
     assert served.ask("POST", "/v1/completions", b" " * (16 * 2**20 + 1))[0] == 413
-    assert served.ask("GET", "/../../etc/passwd")[0] == 404
+    for path in ("/../../etc/passwd", "//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/%00", "/v1/../metrics"):
+        assert served.ask("GET", path)[0] == 404
     assert served.ask("GET", "/v1/completions")[0] == 405
     assert served.ask("POST", "/v1/completions", {"prompt": "a"}, {"X-Return-Error": "429"})[0] == 429
     half = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(200)]
@@ -148,6 +161,106 @@ def test_other_hostile_things(served):
     assert served.post("/v1/completions", prompt="a", max_tokens=2)["usage"]["completion_tokens"] == 2
     for one in half:
         one.close()
+    for junk in (b"\0" * 1000, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as one:
+            one.sendall(junk)
+            assert one.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 505"))
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as one:  # a head without an end
+        one.sendall(b"GET /health HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10_000):
+                one.sendall(b"X-More: " + b"y" * 1000 + b"\r\n")
+                time.sleep(0.0001)
+            pytest.fail("the server took 10 MB of head")
+
+
+def test_huge_texts_are_refused_before_they_are_read(served):
+    """A text that cannot fit costs its sender's time, not everybody's."""
+    text = "the world " * 1_600_000
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        chats = {"messages": [{"role": "user", "content": text}]}
+        asked = [pool.submit(served.ask, "POST", "/v1/completions", {"prompt": text}) for _ in range(2)]
+        asked += [pool.submit(served.ask, "POST", "/v1/chat/completions", chats) for _ in range(2)]
+        longest = waits(served, 2)
+        for one in asked:
+            status, data, _ = one.result()
+            assert (status, "maximum context length" in json.loads(data)["error"]["message"]) == (400, True)
+    assert longest < 2  # this process writes and reads those texts too
+
+
+def test_a_slow_reader_costs_nothing():
+    """A client that does not read holds no more than its socket's buffers: what it missed comes merged."""
+    with Served(scenario(), speed=50.0) as served:
+        body = json.dumps({"prompt": "of", "max_tokens": 60_000, "ignore_eos": True, "stream": True}).encode()
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", served.port))
+            one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+            deadline = time.time() + 60
+            while served.live.num_live and time.time() < deadline:
+                time.sleep(0.05)
+            (reply,) = served.replies().values()
+            assert not served.live.num_live  # it has been generated, and waits
+            assert len(reply._waiting) <= 1
+            answer = b""
+            one.settimeout(20)
+            while b"data: [DONE]" not in answer:
+                answer += one.recv(1 << 20)
+        text = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", answer)
+        events = [json.loads(line[6:]) for line in text.split(b"\n\n") if line.startswith(b"data: {")]
+        assert len(events) < 60_000  # the rest was merged into few
+        idle(served)
+
+
+@pytest.mark.slow
+def test_ten_thousand_connections():
+    """Idle ones, and ones that begin and never end: others are served meanwhile, memory stays small."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 10_200:
+        pytest.skip("a process may not have so many files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (10_200, hard))
+
+    def memory():
+        text = Path(f"/proc/{process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text).group(1))  # kB
+
+    try:
+        with command() as (process, one):
+            one.post("/v1/completions", prompt="a", max_tokens=2)
+            before = memory()
+            many = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(10_000)]
+            for connection in many[::2]:
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+            assert one.post("/v1/completions", prompt="a", max_tokens=2)["usage"]["completion_tokens"] == 2
+            assert waits(one, 2) < 1
+            assert memory() - before < 400_000  # 40 kB a connection
+            for connection in many:
+                connection.close()
+            time.sleep(1)
+            assert one.post("/v1/completions", prompt="a", max_tokens=2)["usage"]["completion_tokens"] == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def command(*more):
+    """`infersim serve` as a process, and what asks it."""
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    line = [sys.executable, "-m", "infersim", "serve", "llama-8b-h100", "--port", str(port), *more]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        asked = Asks(port)
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                if asked.ask("GET", "/health")[0] == 200:
+                    break
+            time.sleep(0.1)
+        yield process, asked
+    finally:
+        process.kill()
+        process.communicate()
 
 
 GOLDEN = (Path(__file__).parent / "vllm_metrics.txt").read_text()

@@ -34,6 +34,7 @@ class Endpoint:
 
     def __init__(self, live: Live, tokenizer: Tokenizer, base_port: int | None):
         self.live, self.tokenizer, self.base_port = live, tokenizer, base_port
+        self.longest = max(d.engine.max_model_len for d in live.deployments)
         self.ids = itertools.count(1)
         self.replies: dict[str, Reply] = {}
         self.gate = Gate(live)
@@ -150,20 +151,24 @@ class Endpoint:
     async def tokenize(self, request: Request) -> Response:
         body = await json_of(request)
         chat = "messages" in body
-        ids = messages_of(body, self.tokenizer) if chat else prompts_of(body.get("prompt"), self.tokenizer)[0]
+        ids = (
+            messages_of(body, self.tokenizer, self.longest)
+            if chat
+            else prompts_of(body.get("prompt"), self.tokenizer, self.longest)[0]
+        )
         longest = self.live.deployments[self._replicas(request)[0]].engine.max_model_len
         return as_json({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": None})
 
     async def detokenize(self, request: Request) -> Response:
         ids = (await json_of(request)).get("tokens")
-        return as_json({"prompt": self.tokenizer.decode(prompts_of(ids, self.tokenizer)[0])})
+        return as_json({"prompt": self.tokenizer.decode(prompts_of(ids, self.tokenizer, self.longest)[0])})
 
     async def render(self, request: Request) -> Response:
-        prompts = prompts_of((await json_of(request)).get("prompt"), self.tokenizer)
+        prompts = prompts_of((await json_of(request)).get("prompt"), self.tokenizer, self.longest)
         return as_json([{"token_ids": ids} for ids in prompts])
 
     async def render_chat(self, request: Request) -> Response:
-        return as_json({"token_ids": messages_of(await json_of(request), self.tokenizer)})
+        return as_json({"token_ids": messages_of(await json_of(request), self.tokenizer, self.longest)})
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
@@ -191,7 +196,7 @@ class Endpoint:
     async def count_tokens(self, request: Request) -> Response:
         try:
             body = from_messages(await json_of(request) | {"max_tokens": 1})
-            return as_json({"input_tokens": len(messages_of(body, self.tokenizer))})
+            return as_json({"input_tokens": len(messages_of(body, self.tokenizer, self.longest))})
         except ApiError as error:
             return as_anthropic(error)
 
@@ -209,7 +214,7 @@ class Endpoint:
         self.faults.inject(headers.get("x-return-error"))
         given = clean_id(headers.get("x-request-id") or str(body.get("request_id") or ""))
         request_id = f"{kind}{SEPARATORS.get(kind, '-')}{given or next(self.ids)}"
-        ask = generation_of(body, chat, self.tokenizer, request_id, headers.get("x-session-id", ""))
+        ask = generation_of(body, chat, self.tokenizer, self.longest, request_id, headers.get("x-session-id", ""))
         replicas = self._replicas(request)
         names = {self.live.models[r] for r in replicas} | self.live.adapters.keys()
         if ask.model and ask.model not in names:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .text import Tokenizer, chat_ids
+from .text import Tokenizer, chat_ids, content_of
 
 MOST_CHOICES = 128
 """choices of one request, prompts times n"""
@@ -98,13 +98,18 @@ def _object(body: dict, name: str) -> dict:
 MOST = 2**31 - 1
 
 
-def generation_of(body: dict, chat: bool, tokenizer: Tokenizer, request_id: str, session: str) -> Generation:
-    """A request of /v1/completions or /v1/chat/completions. ApiError says what is wrong with it."""
+def generation_of(
+    body: dict, chat: bool, tokenizer: Tokenizer, most_tokens: int, request_id: str, session: str
+) -> Generation:
+    """A request of /v1/completions or /v1/chat/completions, whose prompts have at most so many tokens. ApiError says
+    what is wrong with it."""
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise ApiError(400, "model must be a name", "model")
     options, extra = _object(body, "stream_options"), _object(body, "vllm_xargs")
-    prompts = [messages_of(body, tokenizer)] if chat else prompts_of(body.get("prompt"), tokenizer)
+    prompts = (
+        [messages_of(body, tokenizer, most_tokens)] if chat else prompts_of(body.get("prompt"), tokenizer, most_tokens)
+    )
     n = _integer(body, "n", 1, MOST, 1)
     if n * len(prompts) > MOST_CHOICES:
         raise ApiError(400, f"n x prompts must be at most {MOST_CHOICES} (got {n * len(prompts)})", "n")
@@ -143,22 +148,35 @@ def generation_of(body: dict, chat: bool, tokenizer: Tokenizer, request_id: str,
     )
 
 
-def messages_of(body: dict, tokenizer: Tokenizer) -> list[int]:
+def _check_size(size: int, tokenizer: Tokenizer, most_tokens: int) -> None:
+    """ApiError for text of so many characters that needs no counting to be too long: that would take seconds."""
+    if size > most_tokens * tokenizer.longest_token:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {most_tokens} tokens; the request's text has {size} characters.",
+            "prompt",
+        )
+
+
+def messages_of(body: dict, tokenizer: Tokenizer, most_tokens: int) -> list[int]:
     """Token ids of a chat."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise ApiError(400, "messages must be a list of messages, at least one", "messages")
-    ids = chat_ids(messages, tokenizer)
-    tools = body.get("tools")
-    return tokenizer.encode(encode(tools).decode()) + ids if tools else ids
+    tools = encode(body["tools"]).decode() if body.get("tools") else ""
+    _check_size(len(tools) + sum(len(content_of(one)) for one in messages), tokenizer, most_tokens)
+    return tokenizer.encode(tools) + chat_ids(messages, tokenizer)
 
 
 def _is_ids(value: Any) -> bool:
     return bool(value) and all(type(one) is int and 0 <= one < 2**62 for one in value)
 
 
-def prompts_of(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
+def prompts_of(prompt: Any, tokenizer: Tokenizer, most_tokens: int) -> list[list[int]]:
     """Token ids of each prompt: a text, token ids, or a list of either."""
+    for one in prompt if isinstance(prompt, list) else [prompt]:
+        if isinstance(one, str):
+            _check_size(len(one), tokenizer, most_tokens)
     if isinstance(prompt, str) and prompt:
         return [tokenizer.encode(prompt)]
     if isinstance(prompt, list) and _is_ids(prompt):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from .outcome import write_trace
 from .text import load_tokenizer
 
 BACKLOG = 16384
+STALLED = 120
+"""s after which a client that neither reads nor acknowledges is given up"""
 GRACE = 2
 """s that answers have to end in when the server stops"""
 
@@ -25,6 +28,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # and so for what it accepts
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED * 1e3))
         sock.bind(address)
         sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
@@ -52,9 +58,14 @@ def serve(scenario: Scenario, settings: Settings, say: Callable[[str], None]) ->
         import uvloop
 
         from .app import Endpoint
+        from .http import Bounded
     except ImportError as error:
         raise InputError(f"serve: needs the package {error.name}: pip install 'infersim[serve]'") from None
     host, port, ports_per_replica = settings.host, settings.port, settings.ports_per_replica
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:  # a connection is a file
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2 * BACKLOG), hard))
     tokenizer = load_tokenizer(settings.tokenizer)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -71,7 +82,7 @@ def serve(scenario: Scenario, settings: Settings, say: Callable[[str], None]) ->
             live.events = KvEvents(live, settings.kv_events, topics)
         config = uvicorn.Config(
             endpoint,
-            http="httptools",
+            http=Bounded,
             log_level="critical",
             access_log=False,
             lifespan="off",

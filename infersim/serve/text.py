@@ -34,6 +34,8 @@ class Tokenizer(Protocol):
     """texts of one token each, that stay so in any order"""
     ids: list[int]
     """their tokens"""
+    longest_token: int
+    """bytes: a text of n has at least n / longest_token tokens"""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -45,6 +47,7 @@ class Estimate:
     a word and its space. A token's id says which bytes it is, so that nothing need be remembered."""
 
     exact = False
+    longest_token = 1 + max(map(len, WORDS))
     _PIECES = re.compile(
         rb" (?:" + b"|".join(sorted((w.encode() for w in WORDS), reverse=True)) + rb")(?![^ ])| ?[^ ]{1,4}| "
     )
@@ -88,6 +91,7 @@ class Given:
         single = [(f" {word}", self.encode(f" {word}")) for word in WORDS]
         kept = [(word, ids[0]) for word, ids in single if len(ids) == 1]
         self.words, self.ids = [word for word, _ in kept], [one for _, one in kept]
+        self.longest_token = max(len(token.encode()) for token in self._read.get_vocab())
         text = "".join(self.words + self.words[::-1])
         if len(kept) < 8 or self.encode(text) != self.ids + self.ids[::-1]:
             raise InputError(
