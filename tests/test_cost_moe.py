@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
 from infersim.cost.moe import TILE, Routing
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
+from infersim.cost.sharding import check_modelled, rank_layer
 from infersim.models.architecture import MoE
 from infersim.models.catalog import load_model
 
@@ -105,3 +107,39 @@ def test_data_parallel_ranks_send_tokens_to_their_experts():
     assert 0 < sent["all_to_all"].message["tokens"] <= 2048 * 2 * 8 / 8
     assert collectives(attention_data=8).keys() == {"all_gather", "reduce_scatter"}
     assert not collectives(tensor=8, expert=8)
+
+
+@given(experts=st.integers(4, 64), k=st.integers(1, 4), ranks=st.sampled_from([2, 4]), skew=st.floats(0, 1.5))
+@settings(max_examples=30, deadline=None)
+def test_copies_of_experts_share_their_work(experts, k, ranks, skew):
+    """The largest share falls until all copies have as much to do; what is done stays the same."""
+    largest = []
+    for copies in (0, ranks, 4 * ranks, 64 * ranks):
+        routing = Routing(experts, k, ranks, skew, copies)
+        assert len(routing.chances) == experts + copies
+        assert routing.chances.sum() == pytest.approx(k, rel=1e-6)
+        largest.append(routing.chances.max())
+        assert routing.touched(10**7) == pytest.approx(routing.held, rel=1e-3)
+    assert largest == sorted(largest, reverse=True)
+    assert Routing(experts, k, ranks, skew, 64 * ranks).imbalance(10**7) < 1.12
+
+
+def test_thirty_two_copies_balance_deepseeks_prefill():
+    """DeepSeek-V3 (arXiv:2412.19437, 3.4.1): 32 ranks of 8 experts get one redundant expert each. Where experts are
+    chosen evenly copies only take memory; under skew the busiest rank has less to do."""
+    plain, copied = (Parallelism(tensor=4, attention_data=8, expert=32, expert_skew=1.0, num_redundant_experts=n)
+                     for n in (0, 32))  # fmt: skip
+    model = load_model("DeepSeek-V3")
+    sparse = next(layer for layer in model.layers if isinstance(layer.mlp, MoE))
+    assert [rank_layer(sparse, each).mlp.num_experts for each in (plain, copied)] == [8, 9]
+    busiest = [float(Routing.of(sparse.mlp, each).imbalance(32 * 4096)) for each in (plain, copied)]
+    assert busiest[0] > 1.5 * busiest[1]
+    even = [float(Routing(256, 8, 32, 0.0, n).imbalance(32 * 4096)) for n in (0, 32)]
+    assert even[1] >= even[0]
+    one = next(op for op in forward_pass(Placement(model, load_hardware("h200-sxm"), parallelism=copied))
+               if op.name == "experts")  # fmt: skip
+    sums = one.routed({"step": 1.0, "tokens": 1e6})
+    assert sums["experts"] == 9
+    with pytest.raises(InputError, match=r"parallelism.expert: must divide the 257 experts \(1 of them copies\)"):
+        check_modelled(Placement(model, load_hardware("h200-sxm"),
+                                 parallelism=Parallelism(tensor=8, expert=8, num_redundant_experts=1)))  # fmt: skip

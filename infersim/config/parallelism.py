@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from .base import Description
-from .units import Count, Number
+from .units import Count, CountOrZero, Number
 
 Ranks = Annotated[Count, Field(le=10_000)]
 
@@ -30,6 +30,9 @@ class Parallelism(Description):
     """ranks that share the KV cache of one sequence"""
     expert_skew: Annotated[Number, Field(ge=0, le=2)] = 0.0
     """how unevenly tokens choose experts: exponent of a Zipf law over the experts of a layer; 0: all alike"""
+    num_redundant_experts: Annotated[CountOrZero, Field(le=10_000)] = 0
+    """copies of the experts chosen most, of each layer, among the ranks of `expert` (vLLM's EPLB); moving them takes no
+    time here"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -43,6 +46,8 @@ class Parallelism(Description):
                 f" (got {moe_tensor} x {self.expert} = {moe_tensor * self.expert})"
             )
         object.__setattr__(self, "moe_tensor", moe_tensor)  # frozen: filled once, while being made
+        if self.num_redundant_experts and self.expert == 1:
+            raise ValueError("num_redundant_experts: there are no ranks to balance; expert must be above 1")
         if self.tensor % self.context:
             raise ValueError(f"context must divide tensor = {self.tensor} (got {self.context})")
         return self

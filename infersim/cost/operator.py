@@ -81,8 +81,7 @@ class Operator:
             return sums
         tokens, routing = sums["tokens"], self.routing
         busiest = routing.imbalance(tokens)
-        most = routing.num_experts / routing.ranks
-        experts = np.minimum(routing.touched(tokens) * busiest, most)
+        experts = np.minimum(routing.touched(tokens) * busiest, routing.held)
         return {**sums, "experts": experts, "expert_tokens": routing.computed(tokens) * busiest}
 
 

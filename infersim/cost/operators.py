@@ -100,7 +100,7 @@ def _moe(whole_layer: Layer, layer: Layer, shape: Pass, count: int) -> list[Oper
         ]
     operators += [shape.gemm(linear, count) for linear in whole.projections(h)]
     h = whole.latent_size or h  # of what routed experts take and give
-    routing = Routing.of(whole, parallelism.expert, parallelism.expert_skew)
+    routing = Routing.of(whole, parallelism)
     up, down = moe.expert_linears(h)
     matrices = up.inputs * up.outputs + down.inputs * down.outputs
     moved = (h + down.inputs) * (shape.width + 2 * kernel.activation_bytes) + (up.outputs + h) * shape.width

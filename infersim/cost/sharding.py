@@ -43,7 +43,7 @@ def rank_layer(layer: Layer, parallelism: Parallelism) -> Layer:
     if isinstance(layer.mlp, MoE):
         mlp = replace(
             layer.mlp,
-            num_experts=layer.mlp.num_experts // parallelism.expert,
+            num_experts=(layer.mlp.num_experts + parallelism.num_redundant_experts) // parallelism.expert,
             intermediate_size=layer.mlp.intermediate_size // moe_tensor,
             shared_intermediate_size=layer.mlp.shared_intermediate_size // tensor,
         )
@@ -112,7 +112,9 @@ def _indivisible(placement: Placement) -> list[str]:
     for layer in layers:
         divide("tensor", "query heads", tensor, layer.attention.num_heads)
         if isinstance(layer.mlp, MoE):
-            divide("expert", "experts", parallelism.expert, layer.mlp.num_experts)
+            copies = parallelism.num_redundant_experts
+            what = f"experts ({copies} of them copies)" if copies else "experts"
+            divide("expert", what, parallelism.expert, layer.mlp.num_experts + copies)
             divide("moe_tensor", "channels of an expert", parallelism.moe_tensor or 1, layer.mlp.intermediate_size)
             if layer.mlp.shared_intermediate_size:
                 divide("tensor", "channels of the shared experts", tensor, layer.mlp.shared_intermediate_size)

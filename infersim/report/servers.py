@@ -92,6 +92,8 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
     ):
         words += [flag, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if parallel.expert > 1 else []
+    if parallel.num_redundant_experts:
+        words += ["--enable-eplb", "--eplb-config.num_redundant_experts", str(parallel.num_redundant_experts)]
     words += ["--dtype", _dtype(precision.activations)]
     words += ["--quantization", WEIGHTS[precision.weights]] if precision.weights in WEIGHTS else []
     kv_cache = precision.kv_cache  # auto is the server's own default
@@ -142,6 +144,8 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve"
     words += ["--pp-size", str(parallel.pipeline)] if parallel.pipeline > 1 else []
     words += ["--dp-size", str(parallel.attention_data), "--enable-dp-attention"] if parallel.attention_data > 1 else []
     words += ["--ep-size", str(parallel.expert)] if parallel.expert > 1 else []
+    if copies := parallel.num_redundant_experts:
+        words += ["--enable-eplb", "--ep-num-redundant-experts", str(copies)]
     words += ["--dtype", _dtype(precision.activations)]
     words += ["--kv-cache-dtype", "fp8_e4m3"] if precision.kv_cache == "fp8" else []
     words += ["--context-length", str(engine["max_model_len"])]

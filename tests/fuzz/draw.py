@@ -282,6 +282,8 @@ def _parallelism(draw: Draw, model: str, gigabytes: float, profile: dict[str, An
         found = draw.choice(
             [{}, {"expert": gpus}, {"expert": gpus, "expert_skew": 0.7}, {"expert": 1, "moe_tensor": gpus}]
         )
+        if found.get("expert_skew") and gpus > 1 and draw.chance(0.5):
+            found["num_redundant_experts"] = gpus
         data = draw.choice([1, 1, gpus]) if gpus <= 8 else 1
         return {"tensor": gpus // data, "attention_data": data, **found}
     stages = 2 if gpus > 1 and draw.chance(0.3) else 1
