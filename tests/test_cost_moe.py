@@ -9,6 +9,7 @@ from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
+from infersim.cost.collectives import collective
 from infersim.cost.moe import TILE, Routing
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
@@ -143,3 +144,35 @@ def test_thirty_two_copies_balance_deepseeks_prefill():
     with pytest.raises(InputError, match=r"parallelism.expert: must divide the 257 experts \(1 of them copies\)"):
         check_modelled(Placement(model, load_hardware("h200-sxm"),
                                  parallelism=Parallelism(tensor=8, expert=8, num_redundant_experts=1)))  # fmt: skip
+
+
+DISPATCH = {8: 77, 16: 118, 32: 155, 64: 173, 128: 192, 256: 194}
+COMBINE = {8: 114, 16: 195, 32: 273, 64: 314, 128: 369, 256: 360}
+
+
+@pytest.mark.parametrize("ranks", DISPATCH)
+def test_low_latency_exchange_takes_what_deepep_measured(ranks):
+    """DeepEP's README: H800, 128 tokens a rank, hidden 7168, top 8, FP8 there and BF16 back, us by number of ranks."""
+    parallelism = Parallelism(attention_data=ranks, expert=ranks, all2all_backend="deepep_low_latency")
+    placement = Placement(load_model("DeepSeek-V3"), load_hardware("h800"), parallelism=parallelism)
+    found = [op for op in forward_pass(placement) if op.name == "low_latency_all_to_all"]
+    for op, measured in zip(found, (DISPATCH[ranks], COMBINE[ranks]), strict=True):
+        law = collective(placement.hardware, op.name, op.dtype, ranks)
+        seconds = float(law.seconds(op.message["tokens"] * 128 * ranks))
+        assert seconds * 1e6 == pytest.approx(measured, rel=0.15 if ranks > 8 else 0.35)
+
+
+def test_backends_of_the_exchange_move_what_they_say():
+    """16 ranks, 8 experts a token: 6.4 ranks are reached, 8 experts, or all 16 ranks; FP8 is half as wide."""
+
+    def sent(backend):
+        parallelism = Parallelism(attention_data=16, expert=16, all2all_backend=backend)
+        placement = Placement(load_model("DeepSeek-V3"), load_hardware("h200-sxm"), parallelism=parallelism)
+        ops = [op for op in forward_pass(placement) if op.message and op.shared]
+        return [op.message["tokens"] * 16 / 7168 for op in ops]
+
+    reached = 16 * (1 - (1 - 1 / 16) ** 8)
+    assert sent("auto") == pytest.approx([2 * reached] * 2)
+    assert sent("deepep_high_throughput") == pytest.approx([(1 + 4 / 128) * reached, 2 * reached])
+    assert sent("deepep_low_latency") == pytest.approx([8 * (1 + 4 / 128), 16])
+    assert sent("allgather_reducescatter") == pytest.approx([16 * 2] * 2)

@@ -1,6 +1,6 @@
 """How one replica spreads over GPUs."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,11 @@ class Parallelism(Description):
     num_redundant_experts: Annotated[CountOrZero, Field(le=10_000)] = 0
     """copies of the experts chosen most, of each layer, among the ranks of `expert` (vLLM's EPLB); moving them takes no
     time here"""
+    all2all_backend: Literal["auto", "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"] = "auto"
+    """how tokens reach the experts of other data-parallel ranks and come back (vLLM's option): auto, once to each rank
+    that has one of a token's experts; allgather_reducescatter (vLLM's default), all to all ranks; DeepEP's kernels:
+    high_throughput as auto, in FP8 on the way there for FP8 experts, and in no CUDA graph; low_latency once for each of
+    a token's experts, in FP8 on the way there, straight over the network"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -48,6 +53,10 @@ class Parallelism(Description):
         object.__setattr__(self, "moe_tensor", moe_tensor)  # frozen: filled once, while being made
         if self.num_redundant_experts and self.expert == 1:
             raise ValueError("num_redundant_experts: there are no ranks to balance; expert must be above 1")
+        if self.all2all_backend != "auto" and (self.expert == 1 or self.attention_data == 1):
+            raise ValueError(
+                "all2all_backend: nothing is exchanged unless attention_data and expert are above 1; must be auto"
+            )
         if self.tensor % self.context:
             raise ValueError(f"context must divide tensor = {self.tensor} (got {self.context})")
         return self

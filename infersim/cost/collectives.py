@@ -80,8 +80,16 @@ class Collective:
 def collective(hardware: Hardware, kind: str, dtype: str, ranks: int, apart: int = 1) -> Collective:
     """The collective on this device's links; across nodes it has a part inside them and a part between.
 
-    Every `apart`-th device takes part: stages and data-parallel ranks have others between them.
+    Every `apart`-th device takes part: stages and data-parallel ranks have others between them. A low-latency
+    all-to-all (DeepEP) sends each part straight to its rank, over the links and the network at one time.
     """
+    if kind == "low_latency_all_to_all":
+        local = min(ranks, node_size(hardware))
+        inside = collective(hardware, "all_to_all", dtype, local)
+        fixed, per_byte = PHASES["ring"] * NETWORK_FIXED, (1 - local / ranks) / (NETWORK_SHARE * NETWORK_BANDWIDTH)
+        if local == ranks:
+            return inside
+        return Collective(lambda size: np.maximum(inside.seconds(size * local / ranks), fixed + per_byte * size))
     shares = efficiency(hardware, kind, dtype)
     local = min(ranks, max(1, node_size(hardware) // apart))
     nodes = -(-ranks // local)

@@ -157,10 +157,11 @@ class Pass:
 
     def collective(
         self, kind: str, count: int, ranks: int, elements: float, per: str = "tokens", shared: bool = False,
-        apart: int = 1,
+        apart: int = 1, width: float = 0.0,
     ) -> list[Operator]:  # fmt: skip
+        """width: bytes of an element, default: an activation's."""
         if ranks == 1 or count == 0:
             return []
-        message = {per: elements * self.width}
+        message = {per: elements * (width or self.width)}
         return [Operator(kind, "collective", self.dtype, count, per, message=message, ranks=ranks, apart=apart,
                          shared=shared)]  # fmt: skip

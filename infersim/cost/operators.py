@@ -9,7 +9,7 @@ from infersim.models.architecture import MLP, Layer, Linear, Model, MoE, counted
 
 from .attention import attention_operators
 from .collectives import node_size
-from .formats import UNPACKED_FOR, Kernels, matrix_bytes
+from .formats import UNPACKED_FOR, Kernel, Kernels, matrix_bytes
 from .moe import Routing
 from .operator import Operator, Pass
 from .placement import Placement
@@ -120,20 +120,35 @@ def _moe(whole_layer: Layer, layer: Layer, shape: Pass, count: int) -> list[Oper
     )  # fmt: skip
     if parallelism.attention_data == 1:
         return [*operators, experts, *shape.all_reduce(count)]
-    ranks = parallelism.tensor * parallelism.attention_data
-    if parallelism.expert > 1:
-        # expected ranks among `expert` that at least one of a token's experts is on; a rank holds 1 / ranks of them
-        reached = parallelism.expert * (1 - (1 - 1 / parallelism.expert) ** whole.num_experts_per_token)
-        there = shape.collective("all_to_all", count, ranks, h * reached / ranks, shared=True)
-        back = there
-    else:
-        there = shape.collective(
-            "all_gather", count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor
-        )
-        back = shape.collective(
-            "reduce_scatter", count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor
-        )
+    there, back = _exchange(shape, whole, kernel, h, count)
     return [*operators, *there, experts, *back, *shape.all_reduce(count if moe.shared else 0)]
+
+
+FP8_SENT = 1 + 4 / 128
+"""bytes of an element that DeepEP sends in FP8, with an FP32 scale for 128"""
+
+
+def _exchange(shape: Pass, moe: MoE, kernel: Kernel, h: int, count: int) -> tuple[list[Operator], list[Operator]]:
+    """Tokens on their way to the experts of other data-parallel ranks, and back (parallelism.all2all_backend)."""
+    parallelism, k = shape.parallelism, moe.num_experts_per_token
+    ranks, backend = parallelism.tensor * parallelism.attention_data, parallelism.all2all_backend
+    if parallelism.expert == 1 or backend == "allgather_reducescatter":
+        return tuple(
+            shape.collective(kind, count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor)
+            for kind in ("all_gather", "reduce_scatter")
+        )  # type: ignore[return-value]
+    if backend == "deepep_low_latency":
+        return tuple(
+            shape.collective("low_latency_all_to_all", count, ranks, h * k / ranks, shared=True, width=width)
+            for width in (FP8_SENT, shape.width)
+        )  # type: ignore[return-value]
+    # expected ranks among `expert` that at least one of a token's experts is on; a rank holds 1 / ranks of them
+    reached = parallelism.expert * (1 - (1 - 1 / parallelism.expert) ** k)
+    fp8 = backend == "deepep_high_throughput" and kernel.format.startswith("fp8")
+    widths = (FP8_SENT if fp8 else shape.width, shape.width)
+    return tuple(
+        shape.collective("all_to_all", count, ranks, h * reached / ranks, shared=True, width=width) for width in widths
+    )  # type: ignore[return-value]
 
 
 def _head(model: Model, shape: Pass) -> list[Operator]:

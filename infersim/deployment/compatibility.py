@@ -75,6 +75,9 @@ RULES: tuple[Rule, ...] = (
     Rule("parallelism.pipeline > 1 and user.async_scheduling", "engine.async_scheduling",
          "in a pipeline a token enters when the one before has left it; must be false with parallelism.pipeline above"
          " 1"),
+    Rule("parallelism.all2all_backend == 'deepep_high_throughput' and user.enforce_eager is False",
+         "engine.enforce_eager", "DeepEP's high-throughput kernels wait for the CPU and are in no CUDA graph; must be"
+         " true, or parallelism.all2all_backend another"),
     Rule("several_groups and user.prefix_cache == 'radix'", "engine.prefix_cache",
          "radix is not modelled for models with sliding windows or recurrent state; must be blocks"),
     Rule("several_groups and prefix_cache == 'radix' and scheduling_policy == 'lpm'", "engine.scheduling_policy",

@@ -127,6 +127,9 @@ def _deploy(
     if resolved.cuda_graph_sizes == "sglang" and resolved.max_cudagraph_capture_size is None:
         graph = min(resolved.max_num_seqs, largest_graph(hardware.memory_usable, parallelism))
         resolved = replace(resolved, max_cudagraph_capture_size=graph)
+    if parallelism.all2all_backend == "deepep_high_throughput" and resolved.origin["enforce_eager"] != "user":
+        origin = {**resolved.origin, "enforce_eager": "DeepEP's high-throughput kernels wait for the CPU"}
+        resolved = replace(resolved, enforce_eager=True, origin=origin)
     hardware = with_kernels_of(hardware, resolved.engine)
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     placement = Placement(model, hardware, precision, parallelism)
