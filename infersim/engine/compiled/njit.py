@@ -3,15 +3,29 @@
 import os
 
 from numba import njit
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.types import unliteral
+from numba.core.untyped_passes import InlineClosureLikes
 
 BOUNDS_CHECKED = bool(os.environ.get("INFERSIM_BOUNDSCHECK"))
 """Whether an index out of bounds ends the process (arrays.Rows), for tests: see build.key."""
+
+
+class Compiler(CompilerBase):
+    """Numba's, without its search for closures and comprehensions: there are none."""
+
+    def define_pipelines(self):
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.passes = [one for one in passes.passes if one[0] is not InlineClosureLikes]
+        passes.finalize()
+        return [passes]
+
 
 # Nothing is allocated, so no reference is counted (_nrt). Python calls the entry of build.py and no function besides
 # it, so none has a wrapper for Python. What Numba would rewrite (constant indices, raise) LLVM does as well, or is not
 # there.
 OPTIONS = {
+    "pipeline_class": Compiler,
     "error_model": "numpy",
     "nogil": True,
     "no_rewrites": True,
