@@ -16,7 +16,7 @@ import numpy as np
 from infersim.engine.compiled.histogram import histogram_centres
 from infersim.engine.compiled.state import COMPLETED, LOST, REJECTED, TIMED_OUT
 
-from .result import Result
+from .result import Result, select
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
@@ -99,7 +99,7 @@ def seconds(done: np.ndarray, metric: str) -> np.ndarray:
 
 def samples(done: np.ndarray) -> dict[str, np.ndarray]:
     """Seconds of each of these requests: ttft, tpot (of those with more than one token) and e2el."""
-    many = done[done["num_output_tokens"] > 1]
+    many = select(done, done["num_output_tokens"] > 1)
     return {"ttft": seconds(done, "ttft"), "tpot": seconds(many, "tpot"), "e2el": seconds(done, "e2el")}
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from .confidence import LEVEL, student_t
-from .latency import PERCENTILES, samples
+from .latency import PERCENTILES, quantiles, samples
 from .result import Result
 from .verdict import STABLE, TOO_SHORT, Verdict
 
@@ -27,13 +27,16 @@ def intervals(result: Result, verdict: Verdict) -> dict[str, list[float | None]]
         return None
     if not LEAST <= len(done := result.done) <= MOST:
         return None
-    done = done[np.argsort(done["sent"], kind="stable")]
+    if (done["sent"][1:] < done["sent"][:-1]).any():
+        done = done[np.argsort(done["sent"], kind="stable")]
     found: dict[str, list[float | None]] = {}
     for metric, values in samples(done).items():
-        if pair := mean_interval(values * 1e3):
+        ms = values * 1e3
+        ordered = np.sort(ms)
+        if pair := mean_interval(ms):
             found[f"mean_{metric}_ms"] = list(pair)
         for name, percent in PERCENTILES.items():
-            if limits := percentile_interval(values * 1e3, percent / 100):
+            if limits := percentile_interval(ms, percent / 100, ordered):
                 found[f"{name}_{metric}_ms"] = limits
     if verdict.state == TOO_SHORT:
         found = {name: [low, None] for name, (low, _) in found.items()}
@@ -49,8 +52,11 @@ def mean_interval(values: np.ndarray) -> list[float] | None:
     return [max(mean - half, 0.0), mean + half]
 
 
-def percentile_interval(values: np.ndarray, share: float) -> list[float | None] | None:
-    """[low, high] of the quantile at `share` of f8[n] in order of time, whose values depend on those before.
+def percentile_interval(
+    values: np.ndarray, share: float, ordered: np.ndarray | None = None
+) -> list[float | None] | None:
+    """[low, high] of the quantile at `share` of f8[n] in order of time, whose values depend on those before; ordered:
+    the same by size.
 
     Order statistics, as of n independent values, but counted as fewer: n is divided by how much the share above the
     quantile varies from batch to batch, or from one excursion above it (until half of the values are above) to the
@@ -60,16 +66,17 @@ def percentile_interval(values: np.ndarray, share: float) -> list[float | None] 
     n = len(values)
     if n < LEAST:
         return None
-    above = values > np.quantile(values, share)
+    ordered = np.sort(values) if ordered is None else ordered
+    at, middle = quantiles(ordered, np.array([share, 0.5]))
+    above = values > at
     spread = share * (1 - share)
-    sizes = _excursions(above, values <= np.quantile(values, 0.5))
+    sizes = _excursions(above, values <= middle)
     alike = 1 + float(np.var(sizes)) / float(np.mean(sizes)) ** 2 if len(sizes) > 1 else 2.0
     fewer = max(1.0, n * (1 - share) / max(len(sizes), 1) * alike,
-                *(_of_batches(above.astype("f8"), batches) ** 2 * n / spread for batches in BATCHES))  # fmt: skip
+                *(_of_batches(above, batches) ** 2 * n / spread for batches in BATCHES))  # fmt: skip
     t = student_t((1 + LEVEL) / 2, min(max(len(sizes), 2), max(BATCHES)) - 1)
     a = t * t * fewer / n
     centre, half = (share + a / 2) / (1 + a), t * math.sqrt(spread * fewer / n + a * fewer / n / 4) / (1 + a)
-    ordered = np.sort(values)
     low = max(math.floor((centre - half) * (n + 1)), 1)
     high = math.ceil((centre + half) * (n + 1))
     bounded = high <= n and len(sizes) >= EXCURSIONS
@@ -78,7 +85,8 @@ def percentile_interval(values: np.ndarray, share: float) -> list[float | None] 
 
 def _of_batches(values: np.ndarray, batches: int) -> float:
     """The standard error of the mean, from means of batches of consecutive values."""
-    means = np.array([batch.mean() for batch in np.array_split(values, batches)])
+    sizes = np.full(batches, len(values) // batches) + (np.arange(batches) < len(values) % batches)
+    means = np.add.reduceat(values, np.cumsum(sizes) - sizes, dtype="f8") / sizes
     return float(means.std(ddof=1)) / math.sqrt(batches)
 
 
