@@ -327,7 +327,7 @@ class Fleet:
             used = max(int(scheduler["fresh_block"]), int(scheduler["num_tree_blocks"]) + 1)
             forget(self.blocks[rank], "hash", len(self.blocks[rank]) if tiered else used)
             forget(self.nodes[rank], "key", int(scheduler["num_nodes"]) + 1)
-        for name in ("evictable_blocks", "num_nodes", "free_node"):
+        for name in ("evictable_blocks", "num_nodes", "free_node", "num_first"):
             self.schedulers[name][own] = 0
         self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0
         self.schedulers["identified"][own] *= np.where(self.schedulers["identified"][own] > 0, -1, 1)
