@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import resource
 import socket
 from collections.abc import Callable
@@ -97,6 +98,8 @@ def serve(scenario: Scenario, settings: Settings, say: Callable[[str], None]) ->
         names = ", ".join(dict.fromkeys(live.models))
         say(f"{names} at {where}, speed {settings.speed:g}; tokens of prompts are {counted}")
         server = uvicorn.Server(config)
+        gc.freeze()  # what is there stays
+        gc.set_threshold(5000, 20, 20)  # a reply and what tells it of tokens know each other: nothing else frees them
         with contextlib.suppress(KeyboardInterrupt):
             loop.run_until_complete(server.serve(sockets=sockets))
         if live.events is not None:

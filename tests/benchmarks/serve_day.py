@@ -1,0 +1,132 @@
+"""A day of traffic against `infersim serve`, as fast as it goes: does the clock drift, does memory grow?
+
+    python tests/benchmarks/serve_day.py [--hours 24] [--rate 0.03] [--speed 1440]
+
+Arrivals rise and fall over the day; lengths are like Azure's conversations (log-normal, medians 1,020 and 129 tokens).
+Drift is how much later requests came than they were meant to, in the last hour against the first; memory is what the
+server holds more at the end than after a quarter, per request between.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+
+def ask(port: int, path: str) -> dict:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        return json.loads(answer.read() or b"{}")
+
+
+def memory(pid: int) -> float:
+    """MB that a process holds."""
+    return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1e3  # type: ignore[index]
+
+
+def day(hours: float, rate: float) -> list[tuple[float, int, int]]:
+    """Arrival (simulated s), prompt and output tokens of each request."""
+    draw, time_, found = random.Random(1), 0.0, []
+    while True:
+        time_ += draw.expovariate(2 * rate)
+        if time_ > hours * 3600:
+            return found
+        if draw.random() < 0.5 * (1 + 0.8 * math.sin(2 * math.pi * time_ / 86400)):
+            prompt, output = (
+                min(max(int(draw.lognormvariate(math.log(m), s)), 1), 8000) for m, s in ((1020, 1), (129, 1))
+            )
+            found.append((time_, prompt, min(output, 1000)))
+
+
+class Client:
+    """Connections that are used again and again."""
+
+    def __init__(self, port: int):
+        self.port, self.idle = port, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+
+    async def post(self, body: bytes) -> None:
+        reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))  # type: ignore[index]
+        self.idle.append((reader, writer))
+
+
+async def play(port: int, pid: int, load: list[tuple[float, int, int]], speed: float) -> tuple[float, float]:
+    """MB of the server after a quarter and at the end."""
+    client, held, tasks = Client(port), [], set()
+    begun = time.perf_counter() - (await asyncio.to_thread(ask, port, "/simulate/state"))["simulated_s"] / speed
+    for k, (arrival, prompt, output) in enumerate(load):
+        if (wait := begun + arrival / speed - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        if k == len(load) // 4:
+            held.append(memory(pid))
+        body = json.dumps({"prompt": [k % 50_000] * prompt, "max_tokens": output, "ignore_eos": True}).encode()
+        task = asyncio.ensure_future(client.post(body))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+    return held[0], memory(pid)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, default in (("hours", 24.0), ("rate", 0.03), ("speed", 1440.0)):
+        parser.add_argument(f"--{name}", type=float, default=default)
+    given = parser.parse_args()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "infersim",
+        "serve",
+        "llama-8b-h100",
+        "--port",
+        str(port),
+        "--speed",
+        str(given.speed),
+    ]
+    trace = Path(tempfile.gettempdir()) / f"infersim-day-{port}.jsonl"
+    server = subprocess.Popen(
+        [*command, "--record", str(trace)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        while True:
+            try:
+                ask(port, "/health")
+                break
+            except OSError:
+                time.sleep(0.05)
+        load = [(a + 30 * given.speed / 60, p, o) for a, p, o in day(given.hours, given.rate)]
+        began = time.perf_counter()
+        quarter, end = asyncio.run(play(port, server.pid, load, given.speed))
+        took = time.perf_counter() - began
+        state = ask(port, "/simulate/state")
+        print(f"{len(load):,} requests in {took:.0f} s: {state['simulated_s'] / 3600:.2f} h, {state['requests']}")
+        grown = (end - quarter) / (0.75 * len(load)) * 1e3
+        print(f"memory: {quarter:.0f} MB after a quarter, {end:.0f} MB at the end, {grown:.2f} kB a request")
+        server.send_signal(2)
+        print(server.communicate(timeout=120)[0].splitlines()[-1])
+        came = [json.loads(line)["timestamp"] for line in trace.read_text().splitlines()]
+        late = [(there - meant[0]) / given.speed * 1e3 for there, meant in zip(came, load, strict=True)]
+        part = len(late) // 24
+        first, last = sorted(late[:part])[part // 2], sorted(late[-part:])[part // 2]
+        print(f"requests came {first:.1f} ms (wall, median) late in the first hour, {last:.1f} ms in the last")
+    finally:
+        server.kill()
+        trace.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
