@@ -25,6 +25,7 @@ from infersim.serve import outcome
 from infersim.serve.live import Live
 from infersim.serve.server import listen
 from infersim.serve.text import WORDS, Estimate, load_tokenizer, names_of
+from infersim.workload.requests import Requests
 
 
 @pytest.fixture(scope="module")
@@ -592,6 +593,31 @@ def test_without_aborts_every_step_is_the_same():
         np.testing.assert_array_equal(again.requests[name], live[name], name)
     for name in ("sent", "scheduled", "first_token", "last_token"):
         np.testing.assert_allclose(again.requests[name], live[name], atol=1e-9)
+
+
+@pytest.mark.slow
+def test_twenty_times_as_fast_keeps_order_and_times():
+    """A minute of arrivals in three seconds: simulated times within 2 % of those that the arrivals have offline."""
+    spec, random = scenario(), np.random.default_rng(7)
+    planned = np.arange(100) * 0.6
+    prompt, output = random.integers(50, 2000, 100), random.integers(20, 400, 100)
+    with Served(spec, speed=20.0) as one:
+        served_from = one.live.clock.now() + 10.0
+
+        def client(k):
+            time.sleep(max((served_from + planned[k] - one.live.clock.now()) / 20, 0))
+            one.post("/v1/completions", prompt=[k] * int(prompt[k]), max_tokens=int(output[k]), ignore_eos=True)
+
+        with concurrent.futures.ThreadPoolExecutor(100) as pool:
+            list(pool.map(client, range(100)))
+        live = outcome.result(one.live).requests
+    np.testing.assert_array_equal(live["prompt_tokens"], prompt)  # in their order
+    again = simulate(spec, Requests(planned, prompt.astype("i4"), output.astype("i4"), np.arange(100))).requests
+    for records in (live, again):
+        records["first_token"] -= records["arrival"]
+        records["last_token"] -= records["arrival"]
+    for name in ("first_token", "last_token"):
+        assert live[name].mean() == pytest.approx(again[name].mean(), rel=0.02)
 
 
 def test_a_crash_loses_requests_and_the_replica_comes_back():
