@@ -139,7 +139,7 @@ def equals_text(document: dict[str, Any]) -> str:
 def describe(deployment: dict[str, Any], model: bool = True) -> str:
     """A deployment in one line."""
     parallelism = deployment["parallelism"]
-    shape = [f"{key} {n}" for key, n in parallelism.items() if n > 1 and key not in ("moe_tensor",)]
+    shape = [f"{key} {n}" for key, n in parallelism.items() if isinstance(n, int) and n > 1 and key != "moe_tensor"]
     precision = deployment["precision"]
     replicas = deployment["replicas"]
     each = deployment["gpus"] // replicas
