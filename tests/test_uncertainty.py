@@ -11,6 +11,8 @@ from infersim.config.hardware import load_hardware
 from infersim.config.scenario import build_scenario
 from infersim.explain.uncertainty import FIGURES, LEAST, LEVEL, Kind, device_of, error_of, load_of, measured, spread
 from infersim.planning.unknowns import BOX, unknowns
+from infersim.report.notebook import printed
+from infersim.report.plan import print_plan
 from infersim.report.terminal import render
 from infersim.run import run
 
@@ -99,6 +101,29 @@ def test_an_answer_has_its_intervals_in_words_and_numbers():
 def test_throughput_that_is_the_load_has_no_interval():
     answer = infersim.run(BASE, {"workload.max_concurrency": None, "workload.request_rate": 2})
     assert "output_throughput" not in answer.summary["model_error"]["intervals"]
+
+
+PLAN = {
+    "model": "Llama-3.1-8B", "slo": {"p99_ttft_ms": 1000, "p99_tpot_ms": 60}, "max_gpus": 2,
+    "workload": {"request_rate": 4, "num_requests": 300, "input_tokens": 500, "output_tokens": 60},
+    "candidates": {"hardware": ["h100-sxm", "l40s"], "engine": [{"preset": "vllm-0.19"}]},
+}  # fmt: skip
+
+
+def test_a_plan_says_whether_its_answer_holds_and_stays_within_the_error():
+    document = infersim.plan(PLAN)
+    best, stays = document["best"], document["stays"]
+    factors, held = best["model_error"]["factors"], best["model_error"]["held"]
+    for x in best["limits"]:
+        low, high = held[x["name"]]["interval"]
+        assert (low, high) == pytest.approx([x["mean"] * f for f in factors[x["name"].split("_")[1]]])
+        assert held[x["name"]]["holds"] == (high <= x["limit"])
+        assert x["mean"] * (1 + held[x["name"]]["wrong"]) == pytest.approx(x["limit"])
+    assert held["rate"]["interval"][0] == pytest.approx(best["largest_rate"] * factors["throughput"][0])
+    assert 0 < stays["carry"] <= 1
+    assert stays["wins"] == (factors["throughput"][0] >= stays["carry"])
+    text = " ".join(" ".join(printed(print_plan, document)).split())
+    assert f"{stays['carry']:.0%} of what is predicted" in text
 
 
 @pytest.mark.parametrize("changes", [

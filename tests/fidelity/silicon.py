@@ -87,6 +87,8 @@ def scenario_of(row, device: dict | None = None) -> dict:
     modelled."""
     pools = row["mode"] == "disagg"
     clients = concurrency(row) // replicas(row)
+    if row.backend == "vllm" and row.fam == "gpt-oss-120b" and clients > 256:  # TPOT of 8 beside TTFT of minutes
+        raise InputError("its server ran fewer sequences at once than it had clients, and how many is not known")
     lengths = (length(row.isl), length(row.osl))
     known = disaggregated(row, clients) if pools else recipe(row, clients)
     weights = FORMATS.get(row.gemm_quant_mode, "auto") if known.quantised else "auto"
