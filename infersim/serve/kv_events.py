@@ -16,7 +16,9 @@ import zmq
 import zmq.asyncio
 
 from infersim.config.errors import InputError
+from infersim.engine.compiled.state import COMPLETED
 
+from .ask import Row
 from .live import Live
 
 BUFFERED = 10_000  # batches kept for replay: vLLM's default
@@ -111,19 +113,22 @@ class KvEvents:
         """what was told that each block holds, 0 for nothing"""
         self._blocks = np.zeros(1024, "i4")
         """of each row of the fleet: its first blocks that have been told of"""
-        self._steps = fleet.replicas["num_steps"].copy()
+        self._tails: dict[int, int] = {}
+        """of each row that has not ended: the hash of its last block that was told of"""
+        self._steps, self._ends = (fleet.replicas[name].copy() for name in ("num_steps", "last_end"))
 
     def look(self) -> None:
-        """The fleet has gone on by at most one step of each replica: tell of what has changed."""
-        steps = self.live.fleet.replicas["num_steps"]
-        for r in np.flatnonzero(steps != self._steps).tolist():
+        """The fleet has gone on by at most one step of each replica: tell of what has changed. What a step fills is
+        known when it is scheduled, or with asynchronous scheduling when it ends."""
+        steps, ends = (self.live.fleet.replicas[name] for name in ("num_steps", "last_end"))
+        for r in np.flatnonzero((steps != self._steps) | (ends != self._ends)).tolist():
             rows = self.live.array(r)
             ranks = int(self.live.fleet.call["ranks"][0])
             for k in range(r * ranks, (r + 1) * ranks):
                 of_rank = rows if ranks == 1 else rows[self.live.fleet.requests["rank"][rows] == k - r * ranks]
                 if events := [*self._removed(k), *self._stored(r, k, of_rank)]:
                     self.publishers[k].publish(events)
-        self._steps[:] = steps
+        self._steps[:], self._ends[:] = steps, ends
 
     def _removed(self, k: int) -> list[BlockRemoved]:
         told = self._told[k]
@@ -137,12 +142,16 @@ class KvEvents:
         requests, held, told = fleet.requests, fleet.blocks["hash"][k], self._told[k]
         if fleet.num_requests > len(self._blocks):
             self._blocks = np.concatenate([self._blocks, np.zeros(fleet.num_requests, "i4")])
-        hashed = np.where(requests["table"][rows] >= 0, requests["num_hashed_blocks"][rows], 0)
+        ended = requests["status"][rows] == COMPLETED
+        hashed = np.where(ended | (requests["table"][rows] >= 0), requests["num_hashed_blocks"][rows], 0)
         before = np.minimum(self._blocks[rows], hashed)
         self._blocks[rows] = hashed
         events = []
         for i in np.flatnonzero(hashed > before).tolist():
             entry = self.live.rows[r][int(rows[i])]
+            if requests["table"][rows[i]] < 0:
+                events += self._last(k, requests[rows[i]], entry, int(before[i]), size)
+                continue
             table = fleet.tables[k][requests["table"][rows[i]]]
             first, end = int(before[i]), int(hashed[i])
             own = table[first:end]
@@ -159,7 +168,23 @@ class KvEvents:
                 extra = [key or None for key in keys] if any(keys) else None
                 event = BlockStored(hashes, parent, ids, size, 1 if adapter else None, "GPU", adapter, extra, 0)
                 events.append(event)
+            self._tails[int(rows[i])] = int(held[table[end - 1]]) % 2**64
+        for row in rows[ended].tolist():
+            self._tails.pop(row, None)
         return events
+
+    def _last(self, k: int, request: np.void, entry: Row, first: int, size: int) -> list[BlockStored]:
+        """The block that a request filled in the step that ended it, whose table is gone: its hash is the request's."""
+        key, told = request["chain"], self._told[k]
+        new = np.flatnonzero((self.live.fleet.blocks["hash"][k] == key) & (told != key))
+        if int(request["num_hashed_blocks"]) != first + 1 or not len(new):
+            return []
+        told[new[0]] = key
+        adapter = entry.model if entry.model in self.live.adapters else None
+        ids, parent = entry.ids(first * size, (first + 1) * size), self._tails.get(entry.row)
+        extra: list[tuple[str, ...] | None] | None = [(adapter,)] if adapter else None
+        lora = 1 if adapter else None
+        return [BlockStored([int(key) % 2**64], parent, ids, size, lora, "GPU", adapter, extra, 0)]
 
     def cleared(self, r: int) -> None:
         """A replica's cache is empty."""
