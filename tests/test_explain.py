@@ -34,18 +34,12 @@ def test_the_resource_that_takes_most_time_binds_and_amdahl_bounds_the_gain():
     assert find_binding(run([1, 1, 0, 6, 1, 0, 0, 0])).name == "compute"
 
 
-def test_a_limit_of_admission_binds_if_requests_wait_and_a_larger_batch_would_gain_more():
+def test_that_requests_wait_is_said_and_no_limit_is_named_by_its_peak():
     waiting = {"waiting_time": 50.0, "running_time": 50.0}
-    few_places = run([6, 2, 0, 2, 0, 0, 0, 0], peaks=(1024, 1), **waiting)
-    assert find_binding(few_places).name == "weights"  # sharing the weights is all that a larger batch does
-    shared = run([4, 1, 0, 2, 2, 0, 1, 0], peaks=(1024, 1), **waiting)
-    assert find_binding(shared).name == "max_num_seqs"
-    assert find_binding(shared).factor == pytest.approx(10 / 3)
-    blocks = run([4, 1, 0, 2, 2, 0, 1, 0], peaks=(1, 26_000), **waiting)
-    assert find_binding(blocks).name == "kv_blocks"
-    compute = run([1, 3, 0, 6, 0, 0, 0, 0], peaks=(1024, 1), **waiting)
-    assert find_binding(compute).name == "compute"
-    assert find_binding(dataclasses.replace(shared, waiting_time=0.0)).name == "weights"
+    full = run([4, 1, 0, 2, 2, 0, 1, 0], peaks=(1024, 26_000), **waiting)
+    assert find_binding(full).name == "weights"
+    assert "requests wait for 50%" in find_binding(full).text
+    assert "wait" not in find_binding(dataclasses.replace(full, waiting_time=0.0)).text
 
 
 def test_a_run_without_a_step_has_no_constraint():

@@ -5,6 +5,8 @@ import random
 
 import pytest
 import yaml
+from bounds import beaten, check
+from fuzz.draw import write_traces
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
@@ -479,17 +481,17 @@ def test_no_mixture_of_features_beats_a_bound(seed):
     keys |= {"workload": load, "slo": dict.fromkeys(limits, 1e6)}
     keys = _merged(keys, *draw.sample(MORE_FEATURES, draw.choice([1, 2, 3])))
     try:
-        scenario = build_scenario(keys, "test")
-        bounds = bounds_of(scenario, Lengths(scenario.workload, scenario.simulation.seed))
-        result = run(scenario)[0]
+        assert beaten(build_scenario(keys, "test")) == []
     except InputError:
         pytest.skip("these do not go together")
-    if not result.completed.all():
-        return  # which holds no SLO; those that are refused are no load
-    metrics = measure(result)
-    reached = {key: metrics[key.replace("p50", "median")] for key in bounds.latency}
-    assert bounds.violated({key: value for key, value in reached.items() if value is not None}) == []
-    assert (metrics["request_throughput"] or 0.0) <= scenario.cluster.replicas * bounds.rate
+
+
+@pytest.mark.slow
+def test_no_scenario_over_the_schema_beats_a_bound(tmp_path):
+    """Three hundred of those of tests/bounds.py."""
+    found = [check(number, write_traces(tmp_path)) for number in range(300)]
+    assert [beat for _, beat in found if beat] == []
+    assert sum(kind == "bounded" for kind, _ in found) > 50
 
 
 @pytest.mark.slow

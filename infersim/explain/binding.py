@@ -18,15 +18,12 @@ DOING = {
     "draft": "drafting",
     "offload": "copying the KV cache to and from the CPU and its disk",
 }
-PER_STEP = ("weights", "launch", "collectives", "host")
-"""What a step costs however many sequences share it."""
 QUEUE_SHARE = 0.1  # of the time in the engine that requests wait: from here on admission binds, not the step
-NEAR_LIMIT = 0.9  # a limit whose peak use is above this share is one that requests wait for
 
 
 @dataclass(frozen=True)
 class Binding:
-    """name: a resource, max_num_seqs, kv_blocks or none; text and ceiling: for people.
+    """name: a resource, a limit (max_num_seqs, kv_blocks, ...) or none; text and ceiling: for people.
 
     factor: what the same work could be done faster by at most if it were lifted (Amdahl's law on busy time; time that
     overlaps with something else is not gained, hence at most).
@@ -38,45 +35,24 @@ class Binding:
     ceiling: str
 
 
-def find_binding(result: Result, admission: bool = True) -> Binding:
-    """Of the resources, and of the limit of admission if requests wait for it, the one that would gain the most.
+def waiting_share(result: Result) -> float:
+    """Of their time in the engine, what requests wait."""
+    in_engine = result.waiting_time + result.running_time
+    return result.waiting_time / in_engine if in_engine > 0 else 0.0
 
-    admission: whether a limit of admission can be it; no, where lifting all of them was found to gain nothing.
-    """
+
+def find_binding(result: Result) -> Binding:
+    """The resource on which most of the busy time is spent. What requests wait for is not found by looking:
+    planning.limits lifts each limit."""
     if result.busy_time <= 0:
         return Binding("none", "nothing: no step was run", 1.0, "")
     seconds = dict(zip(RESOURCES, result.time_by_resource.tolist(), strict=True))
     top = max(seconds, key=lambda key: seconds[key])
     factor = _amdahl(result.busy_time, seconds[top])
-    in_engine = result.waiting_time + result.running_time
-    waiting = result.waiting_time / in_engine if in_engine > 0 else 0.0
-    limit = _admission_limit(result) if admission and waiting > QUEUE_SHARE else None
-    without_limit = _amdahl(result.busy_time, sum(seconds[name] for name in PER_STEP))
-    if limit and without_limit > factor:
-        text = f"{limit[1]}; requests wait for {waiting:.0%} of their time in the engine"
-        ceiling = f"without that limit {_at_most(without_limit)}: a larger batch shares what a step costs anyway"
-        return Binding(limit[0], text, without_limit, ceiling)
     text = f"{DOING[top]}: {seconds[top] / result.busy_time:.0%} of the busy time"
+    if (waiting := waiting_share(result)) > QUEUE_SHARE:
+        text += f"; requests wait for {waiting:.0%} of their time in the engine"
     return Binding(top, text, factor, f"were that free, the same steps would be {_at_most(factor)}")
-
-
-def _admission_limit(result: Result) -> tuple[str, str] | None:
-    """The limit that keeps requests waiting, if one is nearly used up in a replica."""
-    rows, usable = result.replicas.rows, result.replicas.usable_blocks
-    found = []
-    for ran in result.ran:
-        ranks = ran.deployment.parallelism.attention_data
-        seqs = ran.deployment.engine.max_num_seqs * ranks
-        running = int(rows["peak_running"][ran.replicas].max())
-        r = ran.replicas.start + int(np.argmax(rows["peak_blocks"][ran.replicas] / usable[ran.replicas]))
-        blocks = int(rows["peak_blocks"][r])
-        text = f"KV memory: {blocks:,} of {usable[r]:,} blocks held at the peak"
-        found += [
-            (running / (seqs // result.num_sequences), "max_num_seqs", f"max_num_seqs: all {seqs} places taken"),
-            (blocks / usable[r], "kv_blocks", text),
-        ]
-    use, name, text = max(found, key=lambda limit: limit[0])
-    return (name, text) if use >= NEAR_LIMIT else None
 
 
 def _amdahl(busy: float, lifted: float) -> float:

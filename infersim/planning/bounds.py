@@ -47,6 +47,11 @@ class Lengths:
     def __init__(self, workload: Workload, seed: int) -> None:
         requests = build_requests(workload, seed, Path())
         self.prompts, self.outputs = requests.prompt_tokens.astype("f8"), requests.output_tokens.astype("f8")
+        if isinstance(workload.max_tokens, int):
+            self.outputs = np.minimum(self.outputs, workload.max_tokens)
+        by_room = workload.max_tokens == "max_model_len"
+        self.longest = float((self.prompts + self.outputs).max()) if by_room else 0.0
+        """tokens of the longest request, if clients ask for what room there is: a model that has less cuts it short"""
         self.own = self.prompts.copy()  # of each prompt, the tokens that no other need have
         if requests.segments is not None:
             begins, counts, _, lengths = requests.segments
@@ -82,7 +87,8 @@ def bounds_of(scenario: Scenario, lengths: Lengths) -> Bounds:
     if len(scenario.cluster.groups) > 1:
         return Bounds(deployment, {}, ANY_RATE)
     operators = forward_pass(deployment.placement)
-    if scenario.speculation or scenario.early_exit or deployment.engine.jump_forward_share:
+    shorter = lengths.longest > deployment.engine.max_model_len
+    if scenario.speculation or scenario.early_exit or deployment.engine.jump_forward_share or shorter:
         return Bounds(deployment, {}, ANY_RATE)
     latency = _latency(scenario, deployment, operators, lengths)
     return Bounds(deployment, latency, _rate(deployment, operators, lengths))

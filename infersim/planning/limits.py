@@ -8,7 +8,7 @@ import numpy as np
 from infersim.config.cluster import STATIC_POLICIES, Kind, Policy, Router
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
-from infersim.explain.binding import NEAR_LIMIT, QUEUE_SHARE, Binding, find_binding
+from infersim.explain.binding import QUEUE_SHARE, Binding, find_binding, waiting_share
 from infersim.metrics.result import Ran, Result
 from infersim.run import run
 
@@ -16,6 +16,7 @@ from .unknowns import unknowns
 
 MOST_REQUESTS = 5000  # of a repeated run
 SEE_CACHES = ("prefix-aware", "kv-aware", "weighted", "session")  # policies of routers
+NEAR_LIMIT = 0.9  # a limit whose peak use is above this share may be one that requests wait for
 NOTABLE = 0.05  # a gain below is no limit
 NO_DIFFERENCE = "no difference"
 ENGINE = {
@@ -54,10 +55,10 @@ def lift_limits(result: Result) -> list[dict[str, Any]]:
     workload = load.model_copy(update={"num_requests": min(len(result.requests), MOST_REQUESTS)})
     scenario = result.scenario.model_copy(update={"simulation": simulation, "workload": workload})
     lifts = list(_lifts(scenario, result))
-    before = _run(scenario) if lifts else None
+    before = attempt(scenario) if lifts else None
     rows = []
     for lift in lifts if before else []:
-        if before and (after := _run(lift.scenario)) and (faster := _faster(before, after)):
+        if before and (after := attempt(lift.scenario)) and (faster := _faster(before, after)):
             shares = [float(one.completed.mean()) for one in (before, after)]
             rows.append({"limit": lift.limit, "name": lift.name, "change": lift.change, "faster": faster,
                          "completed": shares, "hardware": lift.hardware})  # fmt: skip
@@ -88,7 +89,7 @@ def with_limits(document: dict[str, Any], result: Result) -> dict[str, Any]:
         text = f"{best['name']}: requests wait for {_waiting(result):.0%} of their time"
         found = Binding(best["limit"], text, best["faster"], f"simulated again with {brought}")
     else:  # requests wait, and none of these limits is why
-        resource = find_binding(result, admission=False)
+        resource = find_binding(result)
         ceiling = f"{resource.ceiling}; simulated again with {brought}"
         found = Binding(resource.name, resource.text, resource.factor, ceiling)
     return document | {
@@ -122,12 +123,12 @@ def _waiting(result: Result) -> float:
     running = max(result.running_time - result.replicas.aborted_time, 0.0)
     total = float((r["last_token"] - r["sent"])[done].sum())
     answered = float(done.mean())
-    in_engine = result.waiting_time + result.running_time
-    waits = max(1 - running / total if total > 0 else 0.0, result.waiting_time / in_engine if in_engine > 0 else 0.0)
+    waits = max(1 - running / total if total > 0 else 0.0, waiting_share(result))
     return waits * answered + 1 - answered
 
 
-def _run(scenario: Scenario) -> Result | None:
+def attempt(scenario: Scenario) -> Result | None:
+    """One run; None if it cannot run, or nobody is served."""
     try:
         result = run(scenario)[0]
     except InputError:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from infersim.config.errors import InputError
@@ -10,11 +11,14 @@ from infersim.explain.cost import cost_of
 from infersim.explain.summary import finite
 from infersim.metrics.latency import measure
 from infersim.metrics.verdict import judge
-from infersim.run import run
+from infersim.workload.build import build_requests
+
+from .limits import attempt
 
 MOST_REQUESTS = 2000  # of each run here: it is there for its shape
 RATES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.5)  # times the scenario's
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+MOST_SHAPED = 200_000  # of a workload that changes with time, which runs as long as it did
 SATURATED = 2  # saturated points in a row end the curve
 PER_SLOT = 8  # requests per place of a closed loop, so that it is full most of the time
 
@@ -22,7 +26,8 @@ PER_SLOT = 8  # requests per place of a closed loop, so that it is full most of 
 def load_curve(scenario: Scenario) -> dict[str, Any]:
     """The deployment at other loads: `axis` (request_rate, max_concurrency or time_scale) and `points`, the lightest
     load first, each with its metrics, tokens/s per GPU, tokens/s of one user (1 / mean tpot) and verdict; `knee`, the
-    index of the point with the most throughput per latency (Kleinrock's power).
+    index of the point with the most throughput per latency (Kleinrock's power); `span_s`, how long requests arrive in each,
+    where the load changes with time or an autoscaler follows it, else None.
     """
     load = scenario.workload
     if load.request_rate is not None and math.isfinite(load.request_rate):
@@ -34,39 +39,48 @@ def load_curve(scenario: Scenario) -> dict[str, Any]:
     else:
         axis = "max_concurrency"
         loads = [(x, {"max_concurrency": x}) for x in CONCURRENCIES]
-    points, over = [], 0
+    points, over, span = [], 0, _span(scenario)
     for value, update in loads:
+        if span and (span * value > MOST_SHAPED or axis != "request_rate"):
+            continue
         if axis == "max_concurrency" and load.num_requests and value > load.num_requests:
             break
         requests = min(MOST_REQUESTS, PER_SLOT * int(value) + 32) if axis == "max_concurrency" else MOST_REQUESTS
-        point = _run(_shorter(scenario, requests, update))
+        shaped = {"duration": span, "num_requests": None} if span else {}
+        point = _run(_shorter(scenario, requests, {**update, **shaped}))
         if point is None:
             continue
         points.append({axis: value, **point})
         over = over + 1 if point["state"] == "saturated" else 0
         if over == SATURATED:
             break
-    return finite({"axis": axis, "points": points, "knee": _knee(points)})
+    return finite({"axis": axis, "points": points, "knee": _knee(points), "span_s": span})
+
+
+def _span(scenario: Scenario) -> float | None:
+    """Seconds for which requests arrive where a shorter run would show another load, or other replicas: the valley of a
+    day. None elsewhere."""
+    load = scenario.workload
+    scaled = any(group.autoscaler for group in scenario.cluster.groups)
+    if load.trace is not None or not (load.curve or load.spikes or scaled) or load.users:
+        return None
+    last = float(build_requests(load, scenario.simulation.seed, Path()).arrival[-1])
+    return last or None
 
 
 def _shorter(scenario: Scenario, requests: int, update: dict[str, Any]) -> Scenario:
     load = scenario.workload
-    update = update | {"num_requests": min(load.num_requests or MOST_REQUESTS, requests)}
+    if "duration" not in update:
+        update = update | {"num_requests": min(load.num_requests or MOST_REQUESTS, requests)}
     simulation = scenario.simulation.model_copy(update={"replications": 1, "warmup": 0.0})
     return scenario.model_copy(update={"workload": load.model_copy(update=update), "simulation": simulation})
 
 
 def _run(scenario: Scenario) -> dict[str, Any] | None:
     """One run's metrics and rates per GPU and user; None if it cannot run or nothing is completed."""
-    try:
-        result = run(scenario)[0]
-    except InputError:
+    if (result := attempt(scenario)) is None:
         return None
-    if result.interrupted:
-        raise KeyboardInterrupt
     metrics = measure(result)
-    if not metrics["output_throughput"]:
-        return None
     cost = cost_of(result, metrics)
     return {
         "state": judge(result).state,
@@ -140,7 +154,7 @@ LADDER: tuple[tuple[str, Change], ...] = (
 def what_if(scenario: Scenario) -> list[dict[str, Any]]:
     """The scenario as it is, and with each step of LADDER alone, re-simulated with the same draws: rows of `change`,
     `metrics`, `cost`."""
-    base = _shorter(scenario, MOST_REQUESTS, {})
+    base = _shorter(scenario, MOST_SHAPED if _span(scenario) else MOST_REQUESTS, {})
     rows: list[dict[str, Any]] = []
     for name, change in (("as it is", lambda data: None), *LADDER):
         data = base.resolved()

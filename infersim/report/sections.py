@@ -233,7 +233,9 @@ def load(named: Named) -> dict[str, Any]:
     charts = [_against_throughput(runs, metric) for metric in ("ttft", "tpot")]
     charts.append({"title": "Throughput per GPU against speed for a user", "note": note, "svg": picture})
     most = next(iter(runs.values()))["most_requests"]
-    text = f"The same deployment at other loads, each re-simulated with at most {most:,} requests."
+    spans = {each["curve"]["span_s"] for each in runs.values()}
+    how = f"at most {most:,} requests" if spans == {None} else "all requests of the workload's time, as it changes"
+    text = f"The same deployment at other loads, each re-simulated with {how}."
     return {"id": "load", "title": "Load", "text": text, "charts": charts, "tables": tables}
 
 
