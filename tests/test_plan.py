@@ -486,6 +486,17 @@ def test_no_mixture_of_features_beats_a_bound(seed):
         pytest.skip("these do not go together")
 
 
+def test_a_trace_too_short_to_tell_confirms_nothing(tmp_path):
+    """It cannot be lengthened: the answer is that nothing is known to hold, and it comes."""
+    rows = "".join(f"{0.2 * i},500,100\n" for i in range(60))
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    load = {"trace": str(tmp_path / "t.csv"), "request_rate": 2}
+    keys = {"model": "Llama-3.1-8B", "max_gpus": 1, "candidates": {"hardware": ["h100-sxm"], "parallelism": [{}]}}
+    answer = plan(keys | {"workload": load, "slo": {"p99_ttft_ms": 2000}})
+    assert not answer["feasible"]
+    assert "too short to tell" in answer["binding"]["text"]
+
+
 @pytest.mark.slow
 def test_no_scenario_over_the_schema_beats_a_bound(tmp_path):
     """Three hundred of those of tests/bounds.py."""

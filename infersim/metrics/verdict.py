@@ -111,7 +111,7 @@ def judge(result: Result) -> Verdict:
         limit=load.max_concurrency,
     )
     verdict = judge_flow(flow)
-    if verdict.state == SATURATED:
+    if verdict.state != STABLE and "autoscalers" in result.route:
         verdict = _after_scaling(result, flow, verdict)
     if verdict.needed_requests and load.ramp_up:
         reason = (
@@ -127,21 +127,24 @@ def judge(result: Result) -> Verdict:
 
 
 def _after_scaling(result: Result, flow: Flow, verdict: Verdict) -> Verdict:
-    """What is saturated, judged again from when its autoscalers had started most replicas; too short to tell while they
-    may start more."""
+    """What does not look stable, judged again from when its autoscalers had started most replicas; a backlog is too
+    short to tell of while they may start more."""
     first, until = float(flow.arrival[0]), min(flow.until, float(flow.arrival[-1]))
     since = patient = first
     groups = {name: group.autoscaler for name, group in
               zip(result.scenario.cluster.group_names, result.scenario.cluster.groups, strict=True)}  # fmt: skip
-    for scaler in result.route.get("autoscalers", ()):
+    for scaler in result.route["autoscalers"]:
         before = [(time, count) for time, count in scaler["ready"] if time <= until]
         most, spec = max(count for _, count in before), groups[scaler["group"]]
         at = next(time for time, count in before if count == most)
         since = max(since, at)
         if spec and most < spec.max:
             patient = max(patient, at + PATIENCE * (spec.interval + scaler["startup_s"]))
-    if until >= patient:
-        return verdict if since == first else judge_flow(replace(flow, since=since))
+    later = judge_flow(replace(flow, since=since)) if since > first else verdict
+    if later.state == STABLE or until >= patient:
+        return later
+    if verdict.state == TOO_SHORT:
+        return verdict
     needed = _round(len(flow.arrival) * max(2.0, 1.5 * (patient - first) / max(until - first, 1e-9)))
     more = f"{verdict.reason}, and more replicas may be started"
     return Verdict(TOO_SHORT, 0.0, _too_short(more, needed), needed)

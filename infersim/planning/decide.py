@@ -101,6 +101,8 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         limits = _limits(scenario, runs, min_goodput_share)
         needed = max((verdict.needed_requests or 0 for verdict in verdicts), default=0)
         state = _state(limits, len(runs), saturated, needed)
+        if state == LONGER and scenario.workload.trace is not None:
+            state = "unclear"  # a recording is as long as it is
         if state == LONGER:
             scenario, runs, looks = longer(scenario, needed), [], list(LOOKS)
             continue

@@ -26,8 +26,8 @@ PER_SLOT = 8  # requests per place of a closed loop, so that it is full most of 
 def load_curve(scenario: Scenario) -> dict[str, Any]:
     """The deployment at other loads: `axis` (request_rate, max_concurrency or time_scale) and `points`, the lightest
     load first, each with its metrics, tokens/s per GPU, tokens/s of one user (1 / mean tpot) and verdict; `knee`, the
-    index of the point with the most throughput per latency (Kleinrock's power); `span_s`, how long requests arrive in each,
-    where the load changes with time or an autoscaler follows it, else None.
+    index of the point with the most throughput per latency (Kleinrock's power); `span_s`, how long requests arrive in
+    each, where the load changes with time or an autoscaler follows it, else None.
     """
     load = scenario.workload
     if load.request_rate is not None and math.isfinite(load.request_rate):
