@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-slow fuzz explore lint pictures performance profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow fuzz explore conformance lint pictures performance profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -35,6 +35,15 @@ fuzz: $(VENV)/.installed-test  # random scenarios over every key of the schema, 
 
 explore: $(VENV)/.installed-test  # new random examples for the property tests, which else draw the same ones every time
 	$(BIN)/python tests/fuzz/explore.py $(MINUTES)
+
+# vLLM's own Scheduler against the engine: make conformance VLLM=0.32 NUMBER=1000; its release in .conformance, 3.5 GB
+VLLM ?= 0.32
+NUMBER ?= 20
+conformance: $(VENV)/.installed-test .conformance/$(VLLM)/.installed
+	$(BIN)/python tests/conformance/referee.py .conformance/$(VLLM)/bin/python $(NUMBER)
+
+.conformance/%/.installed:
+	tests/conformance/install.sh $*
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
