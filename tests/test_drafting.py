@@ -20,6 +20,7 @@ from infersim.cost.drafting import (
     verification_engine,
     with_drafter,
 )
+from infersim.cost.placement import Placement
 from infersim.cost.steptime import compile_step_cost
 from infersim.deployment import deploy
 from infersim.models.catalog import load_model
@@ -98,6 +99,18 @@ def test_the_drafter_takes_memory(deployment):
         assert own_bytes(free, deployment.placement) == (0, 0)
     with pytest.raises(InputError, match="leave no KV cache"):
         with_drafter(deployment.memory, 1e12, 0)
+
+
+def test_an_mtp_layer_is_as_large_as_published():
+    """DeepSeek-V3's README_WEIGHTS: 11.5e9 parameters beside the shared embedding and head, in FP8 as the model is; its
+    latent is whole on every rank. An EAGLE head, which has a checkpoint of its own, stays in 16 bits."""
+    placements = [Placement(load_model("DeepSeek-V3"), load_hardware("h200-sxm"), parallelism=Parallelism(tensor=t))
+                  for t in (1, 8)]  # fmt: skip
+    (weights, kv), (part, kept) = (own_bytes(described("mtp"), placement) for placement in placements)
+    assert weights == pytest.approx(11.5e9, rel=0.03)
+    assert part == pytest.approx(weights / 8, rel=0.25)  # projections of the latent and of the inputs are whole
+    assert kv == kept == (512 + 64) * 2
+    assert own_bytes(described("eagle"), placements[0])[0] == pytest.approx(2 * 11.5e9, rel=0.03)
 
 
 def test_what_cannot_draft_is_named(deployment):

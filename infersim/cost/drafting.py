@@ -19,6 +19,7 @@ from .operator import Operator
 from .operators import forward_pass
 from .placement import Placement
 from .roofline import PAIRS, add_time, rate, zero_split
+from .sharding import rank_layer
 from .steptime import compile_step_cost
 
 
@@ -85,12 +86,16 @@ def own_bytes(speculation: Speculation, target: Placement) -> tuple[float, float
     own = drafter_placement(speculation, target)
     if own is None or how.kind == "exit" or speculation.drafter:
         return 0.0, 0.0
-    model, tensor = own.model, own.parallelism.tensor
-    kv = model.kv_bytes_per_token(own.kv_bytes) / tensor
-    if how.kind == "model":
-        return weight_bytes(own), kv
-    shared = 0 if how.vocabulary else model.lm_head_params
-    return (model.num_params - model.embedding_params - shared) * width / tensor, kv
+    held = [rank_layer(layer, own.parallelism).attention for layer in own.model.layers if not layer.attention.kv_shared]
+    kv = sum(a.kv_elements_per_token * own.kv_bytes + a.index_bytes_per_token for a in held)
+    if how.kind == "layer":  # embedding, rotary table, and mostly the head, are the target's
+        head = own.model.lm_head_params if how.vocabulary else 0
+        alone = replace(own.model, embedding_params=0, lm_head_params=head, max_position_embeddings=0, vision=None)
+        precision = own.precision
+        if speculation.method != "mtp":  # a checkpoint of its own, in 16 bits; MTP layers are in the target's
+            precision = precision.model_copy(update={"weights": precision.activations})
+        own = replace(own, model=alone, precision=precision)
+    return weight_bytes(own), kv
 
 
 def with_drafter(memory: Memory, weights: float, kv_per_token: float, given: int | None = None) -> Memory:
