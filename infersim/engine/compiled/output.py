@@ -47,6 +47,8 @@ def update_from_output(a, r):
         count = a.counts[rank, slot]
         if knobs.num_sequences > 1:
             go_on(a.requests, core.scheduler, knobs, core.blocks, a.sequences, core.step, count, end)
+        if has_windows(knobs):
+            land(core, count)
         regular_gaps += update_requests(a, core, r, rank, count, end)
     if regular_gaps > 0:
         a.histogram[gap_bin(end - last_end)] += regular_gaps
@@ -72,11 +74,9 @@ def update_requests(a, core, r, rank, count, end):
     placeholder = 1 if knobs.async_scheduling else 0
     last_end = replica.last_end
     regular_gaps, any_finished = 0, False
-    in_flight = has_windows(knobs)
+    caches = knobs.async_scheduling and core.scheduler.identified
     for i in range(count):
         q = core.step[i]
-        if in_flight:
-            a.requests[q if q >= 0 else ~q].num_in_flight_tokens -= core.lengths[i]
         if q < 0:
             continue
         request = a.requests[q]
@@ -90,8 +90,6 @@ def update_requests(a, core, r, rank, count, end):
             more = more_tokens(a, core, request, core.drafts[i] if speculates else 0)
         tokens = request.num_output_tokens + 1 + more
         request.num_output_tokens = tokens
-        if placeholder > 0 and core.scheduler.identified and request.status == RUNNING:
-            cache_blocks(core, request)
         last_token = request.last_token
         request.last_token = end
         if last_token == last_end:
@@ -104,17 +102,40 @@ def update_requests(a, core, r, rank, count, end):
         if a.call.num_gaps > 0 and tokens > 1 + more:
             a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
         if tokens >= request.stop_tokens:
+            if caches:
+                cache_blocks(core, request)
             any_finished |= finish(a, r, rank, q, end)
+    if caches:
+        cache_all_blocks(core, count)
     if any_finished:
         drop_finished(a.requests, core.scheduler, core.running)
     return regular_gaps
 
 
 @compiled
+def land(core, count):
+    """The tokens of a step are no longer in flight."""
+    for i in range(count):
+        q = core.step[i]
+        core.requests[q if q >= 0 else ~q].num_in_flight_tokens -= core.lengths[i]
+
+
+@compiled
+def cache_all_blocks(core, count):
+    """`cache_blocks` of all in a step that have not ended with it."""
+    for i in range(count):
+        if core.step[i] >= 0:
+            request = core.requests[core.step[i]]
+            known = request.prompt_tokens + request.num_output_tokens
+            if known > request.slots + 1:  # else no block is full that was not before
+                cache_blocks(core, request)
+
+
+@compiled
 def cache_blocks(core, request):
     """Cache what is full of computed tokens that are known now (AsyncScheduler._update_request_with_output)."""
     full = (request.prompt_tokens + request.num_output_tokens - 1) // core.knobs.block_size
-    if full > request.num_hashed_blocks:
+    if full > request.num_hashed_blocks and request.status == RUNNING:
         table = core.tables[request.table]
         cache_full_blocks(request, core.knobs, core.scheduler, core.blocks, table, core.segments, full)
         set_slots(request, core.knobs)

@@ -146,11 +146,12 @@ def schedule_running(core, phase):
     only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and knobs.padded_drafts == 0
     placeholder = 1 if knobs.async_scheduling else 0
     this_step = core.replica.num_steps
+    cost = 1 + knobs.draft_slots
     # here rather than in the rows, from where a loop with calls reads again each time what changes with each request
     budget, entries, keys = scheduler.token_budget, scheduler.num_entries, 0
     num_decodes = 0
     i = 0
-    while i < scheduler.num_running and budget > 0:
+    while 0 <= i < scheduler.num_running and budget > 0:
         q = running[i]
         request = requests[q]
         i += 1
@@ -170,42 +171,49 @@ def schedule_running(core, phase):
             keys += computed + 1
             compute(core, q, 1, 1, entries)
             entries += 1
-            budget -= 1 + knobs.draft_slots
-            continue
-        if knobs.num_sequences > 1 and request.num_output_tokens > 0:
-            n = decode_group(core, q, budget)
-            if n < 0:
-                break
-            if n > 0:
-                write_entry(core, entries, q, n, 0, True)
-                entries += 1
-                budget -= n
-            continue
-        n = num_new_tokens(core, request, budget)
-        if n <= 0:
-            continue
-        if min(computed + n + knobs.lookahead, knobs.max_model_len) > request.slots:
+            budget -= cost
+        else:
             scheduler.token_budget, scheduler.num_entries = budget, entries
-            scheduler.num_unscheduled = 0
-            num_running = scheduler.num_running
-            runs = extend_slots(core, q, computed + n)
+            i = schedule_one(core, q, i)
             budget, entries = scheduler.token_budget, scheduler.num_entries
-            if not runs:
-                break
-            if scheduler.num_running < num_running:
-                i = place_behind(core, q, i)
-        scheduler.prefill_running |= computed < request.prefill_end
-        own = request.num_tokens - computed
-        count(core, computed, n, max(n - own, 0))
-        compute(core, q, n, own, entries)
-        if has_windows(knobs):
-            request.num_in_flight_tokens += n
-        entries += 1
-        budget -= n + knobs.draft_slots
     scheduler.token_budget, scheduler.num_entries = budget, entries
     scheduler.prefilled |= phase == PREFILLS and entries > 0
     core.sums[0].num_decodes += num_decodes
     core.sums[0].decode_keys += keys
+
+
+@compiled
+def schedule_one(core, q, place):
+    """Running request q, which stands before `place`, whatever it needs. Returns the place of who comes next, -1 if
+    nobody does."""
+    request, scheduler, knobs = core.requests[q], core.scheduler, core.knobs
+    if knobs.num_sequences > 1 and request.num_output_tokens > 0:
+        n = decode_group(core, q, scheduler.token_budget)
+        if n > 0:
+            write_entry(core, scheduler.num_entries, q, n, 0, True)
+            scheduler.num_entries += 1
+            scheduler.token_budget -= n
+        return place if n >= 0 else -1
+    n = num_new_tokens(core, request, scheduler.token_budget)
+    if n <= 0:
+        return place
+    computed = request.num_computed_tokens
+    if min(computed + n + knobs.lookahead, knobs.max_model_len) > request.slots:
+        scheduler.num_unscheduled = 0
+        num_running = scheduler.num_running
+        if not extend_slots(core, q, computed + n):
+            return -1
+        if scheduler.num_running < num_running:
+            place = place_behind(core, q, place)
+    scheduler.prefill_running |= computed < request.prefill_end
+    own = request.num_tokens - computed
+    count(core, computed, n, max(n - own, 0))
+    compute(core, q, n, own, scheduler.num_entries)
+    if has_windows(knobs):
+        request.num_in_flight_tokens += n
+    scheduler.num_entries += 1
+    scheduler.token_budget -= n + knobs.draft_slots
+    return place
 
 
 @inlined
