@@ -21,7 +21,7 @@ from .cost.floors import decode_sums, prefill_sums, step_floor
 from .cost.lora import adapter_bytes
 from .deployment import Deployment, deployments_of, served_name
 from .engine.compiled.state import COMPLETED
-from .engine.fleet import Fleet
+from .engine.fleet import Fleet, NoProgress
 from .engine.replica import ReplicaSpec
 from .engine.streaming import stream
 from .interrupt import uninterrupted
@@ -213,7 +213,15 @@ def _simulate(
         if watch:
             raise _Seen
 
-    served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress, look)
+    try:
+        served = serve(scenario.cluster, fleet, [site for _, site in sites], sent, clients, seed, progress, look)
+    except NoProgress as stuck:
+        if all(d.engine.gate_caps_windows or not d.engine.scheduler_reserve_full_isl for d, _ in kinds):
+            raise
+        raise InputError(
+            f"engine.scheduler_reserve_full_isl: {stuck}, as in this release: its gate counts windows as whole sequences,"
+            " of which one is larger than the KV cache; must be off, or requests shorter"
+        ) from None
     with uninterrupted():
         if streams:
             each = [

@@ -128,7 +128,7 @@ def test_states_take_blocks():
     assert memory.state_bytes == pytest.approx(placement.model.state_bytes(2) / 4)
     assert memory.block_bytes >= memory.state_bytes / 3
     whole = -(-engine.max_model_len // memory.block_size)
-    assert memory.max_concurrency == memory.num_gpu_blocks / (whole + 3)
+    assert memory.max_concurrency == memory.num_gpu_blocks / (whole + 3 * 2)  # what is cached is kept beside it
 
 
 def test_chunks_begin_anew():

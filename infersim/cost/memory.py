@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
+from infersim.config.parallelism import Parallelism
 from infersim.models.architecture import Attention, Layer, Linear, Model, MoE, Vision, counted
 
 from .collectives import joined
@@ -182,7 +183,7 @@ def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) 
         state_bytes=sum(a.state_bytes(placement.activation_bytes) * count for a, count in layers.items()),
         kv_groups=groups,
         layers_per_table=layers_per_table,
-        max_concurrency=blocks / _blocks_of_longest(groups, block_size, engine),
+        max_concurrency=blocks / _blocks_of_longest(groups, block_size, parallelism, engine),
     )
 
 
@@ -326,17 +327,20 @@ def _num_graphs(engine: ResolvedEngine) -> int:
     return len(sizes) + int((sizes <= engine.max_num_seqs).sum())
 
 
-def _blocks_of_longest(groups: tuple[KVGroup, ...], block_size: int, engine: ResolvedEngine) -> int:
-    """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, and a block more; a
-    state that is cached a second one, the newest kept (vLLM's MambaSpec.max_memory_usage_bytes, mode align).
+def _blocks_of_longest(
+    groups: tuple[KVGroup, ...], block_size: int, parallelism: Parallelism, engine: ResolvedEngine
+) -> int:
+    """Blocks that one sequence of max_model_len needs; a window holds its keys, a step's tokens, or those of all steps
+    in flight, and a block more; a state that is cached a second one, the newest kept (vLLM's
+    MambaSpec.max_memory_usage_bytes, mode align).
 
     A buddy allocator gives powers of two.
     """
-    blocks = 0
+    blocks, steps = 0, (2 if engine.async_scheduling else parallelism.pipeline) if engine.windows_by_processed else 1
     for group in groups:
         tokens = engine.max_model_len if group.window != 1 else 1
         if group.window > 1:
-            tokens = min(tokens, group.window - 1 + engine.max_num_batched_tokens)
+            tokens = min(tokens, group.window - 1 + steps * engine.max_num_batched_tokens)
         more = 1 if group.window > 1 and tokens < engine.max_model_len else 0
         more += group.window == 1 and engine.enable_prefix_caching
         blocks += group.tables * (math.ceil(tokens / block_size) + more)
@@ -354,7 +358,7 @@ def _does_not_fit(placement: Placement, engine: ResolvedEngine, memory: Memory) 
             f" {_gib(memory.overhead_bytes + memory.cuda_graph_bytes)}) and there are {_gib(memory.usable_bytes)}"
             f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
         )
-    need = _blocks_of_longest(memory.kv_groups, memory.block_size, engine) + 1  # and the null block
+    need = _blocks_of_longest(memory.kv_groups, memory.block_size, placement.parallelism, engine) + 1  # the null block
     if need > memory.num_gpu_blocks and engine.num_gpu_blocks_override:
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs {need} KV blocks, vLLM's null"

@@ -13,6 +13,10 @@ from .replica import ReplicaSpec
 from .tables import lay_drafts, lay_prices
 
 
+class NoProgress(RuntimeError):
+    """A replica has requests, and nothing will ever let them run."""
+
+
 class Fleet:
     """Replicas that are advanced together; the only holder of running state.
 
@@ -380,12 +384,12 @@ class Fleet:
         """Advance every replica to `until` (s), or to the first event of the mask `events`; returns the events.
 
         What is due exactly at `until` is left undone, so that requests submitted for that moment are seen by it.
-        Raises RuntimeError if a replica with work cannot make progress.
+        Raises NoProgress if a replica with work cannot make progress.
         """
         call = self.call[0]
         call["until"], call["event_mask"] = until, events
         self._entry(self._call_address)
         stuck = int(call["stuck_replica"])
         if stuck >= 0:
-            raise RuntimeError(f"replica {stuck} has requests and makes no progress at {self.replicas[stuck]['now']} s")
+            raise NoProgress(f"replica {stuck} has requests and makes no progress at {self.replicas[stuck]['now']} s")
         return self.events[: call["num_events"]].copy()
