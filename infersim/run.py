@@ -219,8 +219,8 @@ def _simulate(
         if all(d.engine.gate_caps_windows or not d.engine.scheduler_reserve_full_isl for d, _ in kinds):
             raise
         raise InputError(
-            f"engine.scheduler_reserve_full_isl: {stuck}, as in this release: its gate counts windows as whole sequences,"
-            " of which one is larger than the KV cache; must be off, or requests shorter"
+            f"engine.scheduler_reserve_full_isl: {stuck}, as in this release: its gate counts windows as whole"
+            " sequences, of which one is larger than the KV cache; must be off, or requests shorter"
         ) from None
     with uninterrupted():
         if streams:

@@ -442,6 +442,7 @@ def test_scaled_to_zero_a_request_waits_for_a_replica_to_start():
     first = served.requests["first_token"] - served.requests["sent"]
     assert first.tolist() == [1.0, 36.0]
     figures = {"group": "replicas", "starts": 1, "stops": 1, "peak_replicas": 1, "startup_s": 35.0}
+    figures["ready"] = [(0.0, 1), (15.0, 0), (1035.0, 1)]
     assert served.route["autoscalers"] == [figures]
     assert served.available.sum() < 150
 

@@ -97,8 +97,8 @@ def test_paths_are_seen_from_the_scenario_file(tmp_path, monkeypatch):
         ({"model": ""}, "model: must not be empty"),
         ({"model": "x" * 5000}, "model: must have at most 4096 characters (got 5000)"),
         (
-            {"engine": {"preset": "vllm-0.12"}},
-            "engine.preset: no such engine preset (got 'vllm-0.12'); did you mean vllm-0.1",
+            {"engine": {"preset": "vllm-0.21"}},
+            "engine.preset: no such engine preset (got 'vllm-0.21'); did you mean vllm-0.",
         ),
         ({"engine": {"host_step_time": 1e6}}, "engine.host_step_time: must be less than or equal to 3600"),
     ],
@@ -131,7 +131,7 @@ def test_all_errors_at_once():
         {
             "hardware": "h101",
             "workload": {"request_rate": -1, "input_tokens": 1, "output_tokens": 1},
-            "engine": {"preset": "vllm-0.12", "enable_prefix_caching": 2, "block_size": 2.5, "watermark": 1},
+            "engine": {"preset": "vllm-0.21", "enable_prefix_caching": 2, "block_size": 2.5, "watermark": 1},
             "precision": {"weights": "fp7"},
             "parallelism": {"expert": 3},
             "slo": {"p98_ttft_ms": 1, "p99_ttft_ms": "10 GB"},
@@ -143,7 +143,7 @@ def test_all_errors_at_once():
     )
     for start in (
         "x.yaml: hardware: 'h101': no such hardware profile", "x.yaml: workload.request_rate: must be",
-        "x.yaml: engine.preset: no such engine preset (got 'vllm-0.12'); did you mean vllm-0.1",
+        "x.yaml: engine.preset: no such engine preset (got 'vllm-0.21'); did you mean vllm-0.",
         "x.yaml: engine.enable_prefix_caching: must be true or false",
         "x.yaml: engine.block_size: must be a whole number",
         "x.yaml: engine.watermark: must be less than 1", "x.yaml: precision.weights: must be one of auto",
