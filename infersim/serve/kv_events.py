@@ -107,6 +107,7 @@ class KvEvents:
                 Publisher(self._context, endpoint, k, count, topics[k // ranks], k % ranks) for k in range(count)
             ]
         except (zmq.ZMQError, ValueError) as error:
+            self._context.destroy(0)
             raise InputError(f"--kv-events {endpoint}: {error}; must be like tcp://*:5557, free here") from None
         self._replays = [live.loop.create_task(one.replay()) for one in self.publishers]
         self._told = np.zeros_like(fleet.blocks["hash"])

@@ -25,6 +25,7 @@ GRACE = 2
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections from now on. InputError if it cannot be."""
+    sock = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
@@ -35,6 +36,8 @@ def listen(host: str, port: int) -> socket.socket:
         sock.bind(address)
         sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
+        if sock is not None:
+            sock.close()
         raise InputError(f"--host {host} --port {port}: {error}; must be an address that is free here") from None
     return sock
 
