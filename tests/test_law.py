@@ -73,7 +73,7 @@ def steps_of(fleet: Fleet, prompts):
     computed, before, spent = np.zeros(len(prompts), int), 0.0, np.zeros(len(RESOURCES))
     fleet.advance(1e-12)  # the first step is under way
     while fleet.replicas[0]["in_flight"]:
-        after, drafts = fleet.requests["num_computed_tokens"].astype(int), fleet.drafts[0, 0]
+        after, drafts = fleet.requests["num_computed_tokens"].astype(int), fleet.tokens[0, 0] & 0xFFFF
         batch = []
         for i, q in enumerate(fleet.steps[0, 0, : fleet.counts[0, 0]].tolist()):
             samples, q = q >= 0, q if q >= 0 else ~q

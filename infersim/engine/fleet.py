@@ -79,8 +79,8 @@ class Fleet:
         self.call["max_events"] = 2 * max_num_seqs + 64
         self.sums, self.scratch, self.due = (self._zeros(name) for name in ("sums", "scratch", "due"))
         self.fingers = self._zeros("fingers")
-        self.running, self.steps, self.drafts = (self._zeros(name) for name in ("running", "steps", "drafts"))
-        self.counts, self.lengths, self.step_end = (self._zeros(name) for name in ("counts", "lengths", "step_end"))
+        self.running, self.steps, self.tokens = (self._zeros(name) for name in ("running", "steps", "tokens"))
+        self.counts, self.step_end = (self._zeros(name) for name in ("counts", "step_end"))
         self.histogram, self.events = self._zeros("histogram"), self._zeros("events")
         self._turn = np.zeros(n, "i8")  # requests that each replica has been given
         self.keep_gaps = keep_gaps

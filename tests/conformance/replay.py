@@ -188,7 +188,7 @@ class Replay:
         entries = []
         for entry in range(fleet.counts[0, slot]):
             q = int(fleet.steps[0, slot, entry])
-            q, drafts = (~q if q < 0 else q), int(fleet.drafts[0, slot, entry])
+            q, drafts = (~q if q < 0 else q), int(fleet.tokens[0, slot, entry]) & 0xFFFF
             entries.append([q, int(after["num_computed_tokens"][q])] + ([drafts] if drafts else []))
         preempted = np.flatnonzero(after["num_preemptions"] > self.preemptions).tolist()
         self.preemptions = after["num_preemptions"].copy()

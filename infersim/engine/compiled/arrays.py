@@ -225,8 +225,7 @@ class Core(types.Type):
     """What the scheduler of one rank works on: its part of interface.ARRAYS, as CORE has it; vLLM's EngineCore.
 
     running: i4[max_num_seqs], request rows in order of admission; step: i4[max_num_seqs], the step being made: a
-    request row if it samples a token, else its bitwise complement; drafts: i2[max_num_seqs], how many each verifies;
-    lengths: i4[max_num_seqs], tokens of each.
+    request row if it samples a token, else its bitwise complement; tokens: i8[max_num_seqs], of each (entries.py).
     """
 
     def __init__(self):
@@ -250,8 +249,7 @@ CORE = {
     "tables": ("tables", "rank"),
     "nodes": ("nodes", "rank"),
     "step": ("steps", "rank", "slot"),
-    "drafts": ("drafts", "rank", "slot"),
-    "lengths": ("lengths", "rank", "slot"),
+    "tokens": ("tokens", "rank", "slot"),
 }
 """where in interface.ARRAYS: name, and what it is indexed with"""
 

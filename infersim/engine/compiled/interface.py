@@ -57,8 +57,7 @@ ARRAYS = {
     "fingers": ("i4", ("num_schedulers", NUM_FINGERS)),  # into the waiting queue, see queue.py
     "running": ("i4", ("num_schedulers", "max_num_seqs")),  # request rows in order of admission
     "steps": ("i4", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # entries of the steps in flight
-    "drafts": ("i2", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # of each entry
-    "lengths": ("i4", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # tokens of each entry
+    "tokens": ("i8", ("num_schedulers", "steps_in_flight", "max_num_seqs")),  # of each entry, see entries.py
     "counts": ("i4", ("num_schedulers", "steps_in_flight")),  # entries in each
     "step_end": ("f8", ("num_replicas", "steps_in_flight")),  # when each ends
     "histogram": ("i8", (HISTOGRAM_BINS,)),  # inter-token gaps

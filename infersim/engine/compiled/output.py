@@ -8,6 +8,7 @@ import numpy as np
 from .allocation import free, set_slots
 from .arrays import core_of
 from .blocks import cache_full_blocks, has_windows
+from .entries import num_drafts_of, num_tokens_of
 from .groups import go_on
 from .histogram import HISTOGRAM_BINS, HISTOGRAM_FIRST, HISTOGRAM_SHIFT
 from .interface import FINISHED, PREFILL_DONE
@@ -81,13 +82,13 @@ def update_requests(a, core, r, rank, count, end):
             continue
         request = a.requests[q]
         if request.status >= COMPLETED:
-            replica.num_wasted_tokens += 1 + (core.drafts[i] if speculates else 0)
+            replica.num_wasted_tokens += 1 + (num_drafts_of(core, i) if speculates else 0)
             continue
         more = 0
         if one_by_one:
             request.num_tokens += 1 - placeholder
         else:
-            more = more_tokens(a, core, request, core.drafts[i] if speculates else 0)
+            more = more_tokens(a, core, request, num_drafts_of(core, i) if speculates else 0)
         tokens = request.num_output_tokens + 1 + more
         request.num_output_tokens = tokens
         last_token = request.last_token
@@ -117,7 +118,7 @@ def land(core, count):
     """The tokens of a step are no longer in flight."""
     for i in range(count):
         q = core.step[i]
-        core.requests[q if q >= 0 else ~q].num_in_flight_tokens -= core.lengths[i]
+        core.requests[q if q >= 0 else ~q].num_in_flight_tokens -= num_tokens_of(core, i)
 
 
 @compiled
@@ -136,8 +137,10 @@ def cache_blocks(core, request):
     """Cache what is full of computed tokens that are known now (AsyncScheduler._update_request_with_output)."""
     full = (request.prompt_tokens + request.num_output_tokens - 1) // core.knobs.block_size
     if full > request.num_hashed_blocks and request.status == RUNNING:
+        step, core.scheduler.step = core.scheduler.step, -1  # text that is there, not text that a step computes
         table = core.tables[request.table]
         cache_full_blocks(request, core.knobs, core.scheduler, core.blocks, table, core.segments, full)
+        core.scheduler.step = step
         set_slots(request, core.knobs)
 
 

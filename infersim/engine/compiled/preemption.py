@@ -2,6 +2,7 @@
 
 from .allocation import free
 from .blocks import has_windows, identify, remember
+from .entries import num_drafts_of, num_tokens_of
 from .groups import swap_out
 from .njit import compiled
 from .queue import goes_before, is_ordered, push_back, put_back
@@ -60,16 +61,16 @@ def unschedule(core, q):
     request, scheduler, entry = core.requests[q], core.scheduler, 0
     while core.step[entry] != q and core.step[entry] != ~q:
         entry += 1
-    n = core.lengths[entry]
+    n = num_tokens_of(core, entry)
     if core.step[entry] == q and core.knobs.async_scheduling:
-        request.num_tokens -= 1 + core.drafts[entry]
+        request.num_tokens -= 1 + num_drafts_of(core, entry)
     request.num_computed_tokens -= n
     request.num_in_flight_tokens -= n if has_windows(core.knobs) else 0
     request.last_step = core.replica.num_steps - 1
     scheduler.token_budget += n + core.knobs.draft_slots
     scheduler.num_entries -= 1
     for i in range(entry, scheduler.num_entries):
-        core.step[i], core.lengths[i], core.drafts[i] = core.step[i + 1], core.lengths[i + 1], core.drafts[i + 1]
+        core.step[i], core.tokens[i] = core.step[i + 1], core.tokens[i + 1]
     scheduler.num_unscheduled += 1
     scheduler.recount = 1
 

@@ -7,6 +7,7 @@ scheduler's row.
 
 from .allocation import allocate_slots, gate, get_computed_blocks, keeps_tables, promised_blocks
 from .blocks import has_windows, identify
+from .entries import num_drafts_of, num_tokens_of, write_entry
 from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
@@ -29,7 +30,7 @@ ADMITTED, PASSED_OVER, STOP = range(3)
 
 @inlined
 def schedule(core):
-    """Make one step: fills core.step and core.drafts with entries, and the scheduler's num_scheduled and num_tokens;
+    """Make one step: fills core.step and core.tokens with entries, and the scheduler's num_scheduled and num_tokens;
     adds to core.sums.
 
     An entry is a request; of one with several sequences (groups.py) all count, num_forked of them beyond the first.
@@ -103,7 +104,7 @@ def draft(core):
             request = core.requests[core.step[entry]]
             request.num_drafts = k
             scheduler.num_drafting += 1
-            tokens = request.num_computed_tokens - core.drafts[entry]
+            tokens = request.num_computed_tokens - num_drafts_of(core, entry)
             add_drafts(core.sums, core.attention, core.price.num_kinds, tokens)
 
 
@@ -114,8 +115,8 @@ def recount(core):
     clear(core.sums, num_kinds)
     core.scheduler.num_verified = 0
     for entry in range(core.scheduler.num_entries):
-        q, n = core.step[entry], core.lengths[entry]
-        count(core, core.requests[q if q >= 0 else ~q].num_computed_tokens - n, n, core.drafts[entry])
+        q, n = core.step[entry], num_tokens_of(core, entry)
+        count(core, core.requests[q if q >= 0 else ~q].num_computed_tokens - n, n, num_drafts_of(core, entry))
 
 
 @inlined
@@ -126,14 +127,6 @@ def count(core, computed, n, drafts):
     else:
         add_to_sums(core.sums, core.attention, core.price.num_kinds, computed, n)
     core.scheduler.num_verified += drafts
-
-
-@inlined
-def write_entry(core, entry, q, n, num_drafts, samples):
-    """Request q is in the step with n tokens, so many of them drafts to verify."""
-    core.lengths[entry] = n
-    core.drafts[entry] = num_drafts
-    core.step[entry] = q if samples else ~q
 
 
 # --- running requests -------------------------------------------------------------------------------------------------
@@ -151,7 +144,7 @@ def schedule_running(core, phase):
     budget, entries, keys = scheduler.token_budget, scheduler.num_entries, 0
     num_decodes = 0
     i = 0
-    while 0 <= i < scheduler.num_running and budget > 0:
+    while i < scheduler.num_running and budget > 0:
         q = running[i]
         request = requests[q]
         i += 1
@@ -176,6 +169,8 @@ def schedule_running(core, phase):
             scheduler.token_budget, scheduler.num_entries = budget, entries
             i = schedule_one(core, q, i)
             budget, entries = scheduler.token_budget, scheduler.num_entries
+            if i < 0:
+                break
     scheduler.token_budget, scheduler.num_entries = budget, entries
     scheduler.prefilled |= phase == PREFILLS and entries > 0
     core.sums[0].num_decodes += num_decodes
@@ -226,7 +221,8 @@ def compute(core, q, n, own, entry):
     verified = max(n - own, 0)
     if samples:
         request.num_tokens += (1 + verified) if core.knobs.async_scheduling else 0
-        request.num_drafts = 0
+        if request.num_drafts > 0:
+            request.num_drafts = 0
     write_entry(core, entry, q, n, verified, samples)
 
 
