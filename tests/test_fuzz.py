@@ -92,6 +92,55 @@ def test_no_index_is_out_of_bounds():
 LOAD = {"num_requests": 6, "input_tokens": 30, "output_tokens": 12, "request_rate": 20}
 WINDOWS = {"model": "Mistral-7B-v0.1", "hardware": "h100-sxm"}
 FOUND = {
+    "tokens that wait for the API server come closer than steps": {
+        "model": "Phi-3-mini-4k",
+        "hardware": "tpu-v5e",
+        "engine": {
+            "preset": "trtllm-1.0-max-utilization",
+            "scheduler_reserve_full_isl": False,
+            "allocator": "buddy",
+            "reserve": "max-model-len",
+            "preemption_mode": "recompute",
+            "host_prompt_token_time": 0,
+            "host_token_time": "1 ms",
+            "attention_kernel": "standard",
+            "enable_chunked_prefill": False,
+        },
+        "workload": {
+            "num_requests": 13,
+            "input_tokens": 26,
+            "output_tokens": {"quantiles": {"p0": 1, "p50": 1, "p100": 2}},
+            "users": 11,
+            "timeout": 0.0612,
+            "max_tokens": 33,
+        },
+        "simulation": {"seed": 61},
+    },
+    "one kind of replicas has its memory in pieces and another in pages": PLAIN
+    | {
+        "hardware": "h100-sxm",
+        "model": "Llama-3.1-8B",
+        "engine": {"num_gpu_blocks_override": 80002},
+        "workload": {"input_tokens": 1, "output_tokens": 1},
+        "cluster": {"kinds": [{"engine": {"allocator": "contiguous", "num_gpu_blocks_override": 80002}}, {}]},
+    },
+    "text cached at a step's end is not text of that step": PLAIN
+    | {
+        "engine": {
+            "preset": "trtllm-1.0-max-utilization",
+            "enable_chunked_prefill": False,
+            "max_model_len": 300,
+            "num_gpu_blocks_override": 15,
+        },
+        "workload": {
+            "num_requests": 34,
+            "input_tokens": {"quantiles": {"p0": 52, "p50": 63, "p100": 126}},
+            "output_tokens": {"lognormal": {"mean": 2, "sigma": 0.5, "max": 80}},
+            "users": 1,
+            "turns": 2,
+        },
+        "simulation": {"seed": 90},
+    },
     "goodput of two replications": PLAIN
     | {"workload": LOAD, "slo": {"p50_ttft_ms": 1e5}, "simulation": {"replications": 2}},
     "a place is free before a request arrives that is there when the host looks": PLAIN

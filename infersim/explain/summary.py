@@ -113,6 +113,8 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         return integral / available if available > 0 else None
 
     done = result.done
+    # tokens that wait for an API server may come closer to one another than steps
+    bunched = any(ran.spec.knobs["host_token_time"] > 0 for ran in result.ran)
     one_by_one = len(done) and done["arrival"][0] < done["arrival"][-1]  # else waiting is what a closed loop is about
     return {
         "binding": binding.text,
@@ -124,7 +126,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
         "busy_share": over_time(result.busy_time),
         "floor_itl_ms": floors["itl"],
         "floor_ttft_ms": floors["ttft"],
-        "floor_share_itl": share_of(floors["itl"], metrics["mean_itl_ms"]),
+        "floor_share_itl": None if bunched else share_of(floors["itl"], metrics["mean_itl_ms"]),
         "floor_share_ttft": share_of(floors["ttft"], metrics["mean_ttft_ms"]),
         "mean_queue_ms": float((done["scheduled"] - done["sent"]).mean()) * 1e3 if len(done) else None,
         "mean_client_queue_ms": float((done["sent"] - done["arrival"]).mean()) * 1e3 if one_by_one else None,
@@ -146,7 +148,7 @@ def _explain(results: list[Result], metrics: dict) -> dict[str, Any]:
 
 def kv_shares(result: Result) -> dict[str, float] | None:
     """Shares of KV memory while anything ran, weighted by time, adding up to 1; None where a token has no fixed place
-    in it (windows, states, prefix caching, groups of sequences).
+    in it (windows, states, prefix caching, groups of sequences) or kinds of replicas divide it unlike.
 
     token: keys and values that are there; reserved: room that the request will fill (a page's are internal); internal:
     given out and never filled; external: what buddy allocation rounds up, and free while a request waits that no hole
@@ -154,8 +156,9 @@ def kv_shares(result: Result) -> dict[str, float] | None:
     """
     memory, engine, rows = result.memory, result.engine, result.replicas.rows
     plain = len(memory.kv_groups) == 1 and memory.kv_groups[0].window == 0 and result.num_sequences == 1
-    plain = plain and not result.scenario.cluster.prefill
-    if not plain or engine.enable_prefix_caching or len(set(result.replicas.usable_blocks.tolist())) > 1:
+    unlike = ("allocator", "block_size", "num_gpu_blocks", "enable_prefix_caching")
+    kinds = {tuple(ran.spec.knobs[name].item() for name in unlike) for ran in result.ran}
+    if not plain or result.scenario.cluster.prefill or engine.enable_prefix_caching or len(kinds) > 1:
         return None
     size = memory.block_size
     capacity = float((rows["occupied_time"] * result.replicas.usable_blocks).sum()) * size
