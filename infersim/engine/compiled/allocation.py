@@ -113,7 +113,7 @@ def allocate_slots(core, request, num_computed, num_tokens, lookahead, admitted,
     found.
     """
     if admitted and core.knobs.radix and request.num_blocks == 0:
-        return allocate_matched(core, request, num_computed, num_tokens, reserve)
+        return allocate_matched(core, request, num_computed, num_tokens, lookahead, reserve)
     length = table_length_for(request, core.knobs, num_tokens, lookahead, admitted)
     if core.scheduler.identified:
         if admitted and request.table < 0:
@@ -266,10 +266,10 @@ def share_hits(request, scheduler, blocks, tables, length):
 
 
 @compiled
-def allocate_matched(core, request, num_computed, num_tokens, reserve):
+def allocate_matched(core, request, num_computed, num_tokens, lookahead, reserve):
     """`allocate_slots` for a waiting request that was just matched: hold what the radix tree has, take the rest."""
     scheduler, knobs = core.scheduler, core.knobs
-    length = table_length_for(request, knobs, num_tokens, 0, True)
+    length = table_length_for(request, knobs, num_tokens, lookahead, True)
     if length - scheduler.hit_blocks + scheduler.idle_hit_blocks + reserve > scheduler.free_blocks:
         return False
     share_match(request, num_computed, scheduler, core.nodes)

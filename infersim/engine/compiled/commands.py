@@ -105,7 +105,7 @@ def reserve(a, q, time):
             request, request.prompt_tokens - 1, scheduler, knobs, a.requests, a.nodes[rank], a.segments
         )
         hit = scheduler.hit_blocks
-        fits = allocate_matched(core_of(a, r, rank, 0), request, cached, tokens, watermark)
+        fits = allocate_matched(core_of(a, r, rank, 0), request, cached, tokens, 0, watermark)
         if fits:
             evict(a.nodes[rank], scheduler, 0)
     else:
