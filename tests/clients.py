@@ -8,21 +8,18 @@ PATH: a virtual environment with guidellm 0.8.1, aiperf 0.13 or vllm (they are t
 Then `infersim validate` reads the client's file. Exit code 1 where counts differ, or means by more than 3 ms and 2 %.
 """
 
-import contextlib
 import csv
 import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
 import numpy as np
+from endpoint import endpoint
 
 from infersim.serve.text import WORDS
 
@@ -104,36 +101,6 @@ def vllm(program, folder, url):
     return out, (run["completed"], run["total_input_tokens"], run["total_output_tokens"]), means
 
 
-@contextlib.contextmanager
-def endpoint(folder):
-    """A server; at its end DIR/records of what it did."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "infersim",
-        "serve",
-        "llama-8b-h100",
-        "--port",
-        str(port),
-        "--out",
-        str(folder / "out"),
-    ]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        for _ in range(200):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-        server.send_signal(signal.SIGINT)
-        print(server.communicate(timeout=60)[0].splitlines()[-1])
-    finally:
-        server.kill()
-
-
 def records(folder, number):
     """Counts and means of the last `number` requests: a client's first ones may be its own trials."""
     with open(folder / "out" / "requests.csv", newline="") as file:
@@ -150,8 +117,10 @@ def main():
     client = {"guidellm": guidellm, "aiperf": aiperf, "vllm": vllm}[name]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        with endpoint(folder) as url:
-            file, counts, means = client(program, folder, url)
+        with endpoint("--out", str(folder / "out"), stdout=subprocess.PIPE, text=True) as (server, port):
+            file, counts, means = client(program, folder, f"http://127.0.0.1:{port}")
+            server.send_signal(signal.SIGINT)
+            print(server.communicate(timeout=60)[0].splitlines()[-1])
         own_counts, own = records(folder, counts[0])
         print(f"requests, prompt tokens, output tokens: {name} {counts}, infersim {own_counts}")
         wrong = counts != own_counts

@@ -4,6 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+Push = Callable[[int, float, str | None], None]
+"""n new tokens, due at a simulated time (s); "length" or "stop" with the last ones, "abort" if lost, else None"""
+Ids = Callable[[int, int], list[int]]
+"""token ids from one position to before another, prompt and output"""
+
 
 @dataclass
 class Row:
@@ -11,12 +16,10 @@ class Row:
 
     row: int
     replica: int
-    push: Callable[[int, float, str | None], None]
-    """n new tokens, due at a simulated time; "length" or "stop" with the last ones, "abort" if lost, else None"""
+    push: Push
     last: str
     """why it will have finished"""
-    ids: Callable[[int, int], list[int]]
-    """its token ids from one position to before another, prompt and output"""
+    ids: Ids
     model: str = ""
     """what it asked for: a model or an adapter"""
     salt: str = ""

@@ -21,7 +21,7 @@ from infersim.workload.acceptance import acceptance_table
 from infersim.workload.draws import generator
 from infersim.workload.lengths import draw_lengths
 
-from .ask import Ask, Row, Watcher
+from .ask import Ask, Ids, Push, Row, Watcher
 from .clock import Clock
 from .counts import Counts
 from .door import Door
@@ -120,26 +120,14 @@ class Live:
             del self.down[replica]
         return replica not in self.down
 
-    def submit(
-        self,
-        ask: Ask,
-        replica: int,
-        push: Callable[[int, float, str | None], None],
-        ids: Callable[[int, int], list[int]],
-    ) -> Row:
+    def submit(self, ask: Ask, replica: int, push: Push, ids: Ids) -> Row:
         """A request comes to a replica at `until`. What becomes of it is told to `push`, never before this returns."""
         finish = "stop" if ask.output_tokens < ask.max_tokens else "length"
         entry = Row(-1, replica, push, finish, ids, ask.model, ask.salt, self.until)
         self._begin(entry, ask, replica)
         return entry
 
-    def relay(
-        self,
-        ask: Ask,
-        replica: int,
-        push: Callable[[int, float, str | None], None],
-        ids: Callable[[int, int], list[int]],
-    ) -> Row:
+    def relay(self, ask: Ask, replica: int, push: Push, ids: Ids) -> Row:
         """The same, of which this replica only computes the prompt; another, which the router chooses then, answers."""
         kept = self.hand_over
         assert kept is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from .ask import Row
+from .ask import Ids, Push, Row
 from .live import Live
 from .protocol import Generation, encode
 from .text import Tokenizer
@@ -66,7 +66,7 @@ class Reply:
         self.open += 1
         return choice
 
-    def listener(self, choice: Choice) -> Callable[[int, float, str | None], None]:
+    def listener(self, choice: Choice) -> Push:
         """What the choice's row tells of its tokens."""
 
         def push(n: int, due: float, finish: str | None) -> None:
@@ -140,7 +140,7 @@ class Reply:
         ids, start = self.tokenizer.ids, choice.start
         return [ids[(start + i * i) % len(ids)] for i in range(first, end)]
 
-    def all_ids(self, choice: Choice) -> Callable[[int, int], list[int]]:
+    def all_ids(self, choice: Choice) -> Ids:
         """Of its prompt and what follows it, by position."""
 
         def between(first: int, end: int) -> list[int]:

@@ -12,11 +12,15 @@ import asyncio
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from endpoint import endpoint
 
 
 def ask(port: int, path: str, body: dict | None = None) -> bytes:
@@ -49,23 +53,13 @@ def main() -> None:
     for name, default in (("streams", 500), ("replicas", 8), ("seconds", 15), ("factor", 3.2)):
         parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "infersim", "serve", "llama-8b-h100", "--port", str(port)]
-    command += ["--set", f"cluster.replicas={given.replicas}"]
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:1])
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    if hasattr(os, "sched_setaffinity"):  # a core for each
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[-1:])
+        quiet["preexec_fn"] = lambda: os.sched_setaffinity(0, cores[:1])
     started = time.perf_counter()
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    os.sched_setaffinity(0, cores[-1:])
-    try:
-        while True:
-            try:
-                ask(port, "/health")
-                break
-            except OSError:
-                time.sleep(0.02)
+    with endpoint("--set", f"cluster.replicas={given.replicas}", **quiet) as (server, port):
         print(f"start-up {time.perf_counter() - started:.2f} s")
         for replica in range(given.replicas):
             ask(port, "/simulate/slow", {"replica": replica, "factor": given.factor})
@@ -83,7 +77,6 @@ def main() -> None:
         print(f"lateness {state['lateness']}")
         print(f"the client took {mine / given.seconds:.2f} of a core; load average {os.getloadavg()[0]:.1f}")
         print(f"/metrics of {given.replicas} replicas: {sorted(scrapes)[10] * 1e3:.2f} ms")
-    finally:
         server.terminate()
         server.wait(30)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -13,13 +13,16 @@ import json
 import math
 import random
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from endpoint import endpoint
 
 
 def ask(port: int, path: str) -> dict:
@@ -83,31 +86,11 @@ def main() -> None:
     for name, default in (("hours", 24.0), ("rate", 0.03), ("speed", 1440.0)):
         parser.add_argument(f"--{name}", type=float, default=default)
     given = parser.parse_args()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "infersim",
-        "serve",
-        "llama-8b-h100",
-        "--port",
-        str(port),
-        "--speed",
-        str(given.speed),
-    ]
-    trace = Path(tempfile.gettempdir()) / f"infersim-day-{port}.jsonl"
-    server = subprocess.Popen(
-        [*command, "--record", str(trace)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        while True:
-            try:
-                ask(port, "/health")
-                break
-            except OSError:
-                time.sleep(0.05)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        endpoint("--speed", str(given.speed), "--record", f"{folder}/day.jsonl", **pipes) as (server, port),
+    ):
         load = [(a + 30 * given.speed / 60, p, o) for a, p, o in day(given.hours, given.rate)]
         began = time.perf_counter()
         quarter, end = asyncio.run(play(port, server.pid, load, given.speed))
@@ -118,14 +101,11 @@ def main() -> None:
         print(f"memory: {quarter:.0f} MB after a quarter, {end:.0f} MB at the end, {grown:.2f} kB a request")
         server.send_signal(2)
         print(server.communicate(timeout=120)[0].splitlines()[-1])
-        came = [json.loads(line)["timestamp"] for line in trace.read_text().splitlines()]
+        came = [json.loads(line)["timestamp"] for line in Path(folder, "day.jsonl").read_text().splitlines()]
         late = [(there - meant[0]) / given.speed * 1e3 for there, meant in zip(came, load, strict=True)]
         part = len(late) // 24
         first, last = sorted(late[:part])[part // 2], sorted(late[-part:])[part // 2]
         print(f"requests came {first:.1f} ms (wall, median) late in the first hour, {last:.1f} ms in the last")
-    finally:
-        server.kill()
-        trace.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
