@@ -44,7 +44,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
     " form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
 )
-Messages = AsyncGenerator[dict[str, Any], None]
 LOADED = ("hardware", "parallelism", "cluster.replicas")
 """keys that a row of a plan sets"""
 
