@@ -370,6 +370,7 @@ class RadixPool:
         own = request.tree_tokens // self.block_size
         for block in (block for table in request.tables for block in table[own:]):
             block.references -= 1
+        self.borrowed = [block for block in self.borrowed if block.references]  # it may have been given some this step
         self.lock(request.node, -1)
         request.node, request.tree_tokens = None, 0
 
