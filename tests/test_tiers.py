@@ -1,5 +1,7 @@
 """Tiers below the GPU: what they find again, what bringing it back costs, and what they must not change."""
 
+import resource
+import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -61,6 +63,20 @@ def test_what_the_cpu_evicts_returns_from_the_disk_through_its_memory():
 def test_the_last_tier_forgets():
     """Without a disk a CPU tier of two blocks has the prompt's first two."""
     assert cached(tiers(cpu=2), [0, 10, 20], [16, 19, 16], [1] * 3, [A, B, A]) == [0, 0, 8]
+
+
+@pytest.mark.parametrize("disk", [8, 100_000_000])
+def test_a_crash_clears_every_tier_and_reaches_no_slot_that_was_not_used(disk):
+    """Nothing is found afterwards. Slots take 32 bytes each: gigabytes, were all of them written to."""
+    engine = tiers(cpu=2, disk=disk)
+    assert cached(engine, [0, 10, 20], [16, 19, 16], [1] * 3, [A, B, A])[2] == 12
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    engine.fail(0, 30.0)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown * (1 if sys.platform == "darwin" else 1024) < 1e8
+    if disk == 8:
+        assert not any(engine.blocks[name].any() for name in ("hash", "bucket", "references"))
+    assert cached(engine, [40, 50], [16, 19], [1] * 2, [A, B])[3:] == [0, 0]
 
 
 def test_a_load_is_behind_what_the_gpu_has():

@@ -327,10 +327,13 @@ class Fleet:
         ranks = int(self.call["ranks"][0])
         own = slice(replica * ranks, (replica + 1) * ranks)
         for rank in range(own.start, own.stop):  # the prefix cache, or the trees of groups
-            scheduler, tiered = self.schedulers[rank], self.knobs["tier_blocks"][replica].any()
-            used = max(int(scheduler["fresh_block"]), int(scheduler["num_tree_blocks"]) + 1)
-            forget(self.blocks[rank], "hash", len(self.blocks[rank]) if tiered else used)
-            forget(self.nodes[rank], "key", int(scheduler["num_nodes"]) + 1)
+            scheduler, blocks, knobs = self.schedulers[rank], self.blocks[rank], self.knobs[replica]
+            ring = int(knobs["num_gpu_blocks"])
+            for size in knobs["tier_blocks"].tolist() if knobs["tier_blocks"].any() else ():
+                forget(blocks, "hash", range(ring, ring + 1 + int(blocks["references"][ring])))
+                ring += 1 + size
+            forget(blocks, "hash", range(max(int(scheduler["fresh_block"]), int(scheduler["num_tree_blocks"]) + 1)))
+            forget(self.nodes[rank], "key", range(int(scheduler["num_nodes"]) + 1))
         for name in ("evictable_blocks", "num_nodes", "free_node", "num_first"):
             self.schedulers[name][own] = 0
         self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0

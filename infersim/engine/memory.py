@@ -20,9 +20,9 @@ def untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape)
 
 
-def forget(rows: np.ndarray, key: str, used: int) -> None:
-    """Clears the first `used` of BLOCK[n] or NODE[n], and the buckets in which their keys are found."""
-    mine = rows[:used]
+def forget(rows: np.ndarray, key: str, used: range) -> None:
+    """Clears those `used` of BLOCK[n] or NODE[n], and the buckets in which their keys are found."""
+    mine = rows[used.start : used.stop]
     keys = mine[key][mine[key] != 0]
     rows["bucket"][keys & (len(rows) - 1)] = 0
     ctypes.memset(mine.ctypes.data, 0, mine.nbytes)  # numpy goes field by field: 50 times slower
