@@ -43,6 +43,8 @@ METHODS = [
     described("mtp"),
     described("medusa"),
     described("ngram"),
+    described("dflash"),
+    described("p-eagle"),
     described("self", exit_layer=8),
     described("eagle", 16, tree={"depth": 4, "width": 4}),
 ]
@@ -60,7 +62,8 @@ def test_no_drafting_is_faster_than_its_bytes(deployment, speculation):
         read = 2 * (
             sum(layer.num_params(model.hidden_size) for layer in model.layers) + model.vocab_size * model.hidden_size
         )
-        assert seconds > speculation.depth * read / deployment.hardware.memory_bandwidth
+        passes = 1 if speculation.method in ("dflash", "p-eagle") else speculation.depth
+        assert seconds > passes * read / deployment.hardware.memory_bandwidth
     elif speculation.method == "medusa":
         assert seconds > own_bytes(speculation, deployment.placement)[0] / deployment.hardware.memory_bandwidth
     times = [draft_time(cost, target, 8, 1000, n) for n in range(1, k + 1)]
@@ -83,6 +86,30 @@ def test_eagle3_drafts_cheaper_than_eagle_and_both_than_a_draft_model(deployment
         for s in (described("ngram"), described("eagle3"), described("eagle"), METHODS[0])
     ]
     assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("method", ["dflash", "p-eagle"])
+def test_drafts_of_one_pass_hardly_cost_more_than_one(deployment, method):
+    """A block of 16 tokens takes less time than four of EAGLE-3's passes (LMSYS' figure for five layers of DFlash), and
+    little more than one draft: the layers are read once. EAGLE's cost grows with each."""
+
+    def seconds(method: str, k: int, batch: int = 1) -> float:
+        cost = compile_draft_cost(described(method, k), deployment.placement, deployment.engine)
+        return draft_time(cost, deployment.step_cost(), batch, 1000, k)
+
+    assert seconds(method, 15) < seconds("eagle3", 4)
+    assert seconds(method, 15) < 1.1 * seconds(method, 1)
+    assert seconds("eagle3", 15) > 4 * seconds("eagle3", 1)
+    own = drafter(described(method), deployment.model)
+    assert own_bytes(described(method), deployment.placement)[1] == 4096 * own.num_layers  # keys and values, 16 bits
+
+
+def test_slots_of_drafters():
+    """vLLM's table in SpeculativeConfig.max_num_new_slots_for_drafting."""
+    found = [described(name, 5, **more).draft_slots for name, more in (
+        ("eagle3", {}), ("p-eagle", {}), ("dflash", {}), ("mtp", {}), ("ngram", {}),
+        ("draft_model", {"model": "Llama-3.2-1B"}))]  # fmt: skip
+    assert found == [0, 4, 5, 0, 0, 1]
 
 
 def test_the_drafter_takes_memory(deployment):

@@ -62,9 +62,10 @@ def test_a_wider_layer_is_its_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("method", "drafter", "said"),
     [
-        ("eagel", None, "method must be one of draft_model, eagle, .* did you mean eagle"),
+        ("eagel", None, "method must be one of dflash, draft_model, eagle, .* did you mean eagle"),
         ("x.yaml", {"kind": "layer"}, "inputs must be given for kind layer"),
-        ("x.yaml", {"kind": "look_up", "sequence_time": "1 us", "trees": True}, "trees are drafted by layer and heads"),
+        ("x.yaml", {"kind": "look_up", "sequence_time": "1 us", "trees": True}, "trees are drafted by layer,"),
+        ("x.yaml", {"kind": "block", "inputs": 2, "parallel": True}, "parallel is for kind layer"),
         ("x.yaml", {"kind": "look_up", "sequence_tim": 1}, "sequence_tim: unknown key; did you mean sequence_time"),
     ],
 )

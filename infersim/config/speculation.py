@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import Description, near
-from .drafting import Drafting, packaged_drafting
+from .drafting import LAYERS, Drafting, packaged_drafting
 from .hardware import Hardware
 from .resources import names
 from .units import Seconds, short
@@ -155,7 +155,13 @@ class Speculation(Description):
     @property
     def writes_keys(self) -> bool:
         """Whether the drafter has keys and values of its own, for which a sequence takes blocks ahead."""
-        return self.how.kind in ("model", "layer")
+        return self.how.kind in ("model", *LAYERS)
+
+    @property
+    def draft_slots(self) -> int:
+        """Tokens of a step's budget that drafting takes for each sequence (vLLM's max_num_new_slots_for_drafting)."""
+        k = self.num_speculative_tokens
+        return {"model": 1, "block": k, "layer": (k - 1) * self.how.parallel}.get(self.how.kind, 0)
 
     @property
     def depth(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from infersim.config.drafting import LAYERS
 from infersim.config.engine import ResolvedEngine
 from infersim.config.errors import InputError
 from infersim.config.parallelism import Parallelism
@@ -26,7 +27,8 @@ from .steptime import compile_step_cost
 def drafter(speculation: Speculation, target: Model) -> Model | None:
     """The model that drafts pass by pass; None for heads and look-ups. InputError if it cannot draft for the target.
 
-    A layer (EAGLE, MTP): like the target's last, a projection of its joined inputs, the target's embedding and head.
+    Layers (EAGLE, MTP, DFlash): like the target's last, a projection of the joined inputs, the target's embedding and
+    head.
     """
     how = speculation.how
     if how.kind == "model" and speculation.model:
@@ -44,12 +46,12 @@ def drafter(speculation: Speculation, target: Model) -> Model | None:
                 f" (got {speculation.exit_layer})"
             )
         return replace(target, name=f"{target.name}, exit layer", layers=target.layers[: speculation.exit_layer])
-    if how.kind == "layer" and how.inputs:
+    if how.kind in LAYERS and how.inputs:
         h = target.hidden_size
         model = replace(
             target,
             name=f"{target.name}, {speculation.method}",
-            layers=target.layers[-1:],
+            layers=target.layers[-1:] * how.layers,
             other_params=how.inputs * h * h + h,
             encoder_layers=(),
         )
@@ -88,7 +90,7 @@ def own_bytes(speculation: Speculation, target: Placement) -> tuple[float, float
         return 0.0, 0.0
     held = [rank_layer(layer, own.parallelism).attention for layer in own.model.layers if not layer.attention.kv_shared]
     kv = sum(a.kv_elements_per_token * own.kv_bytes + a.index_bytes_per_token for a in held)
-    if how.kind == "layer":  # embedding, rotary table, and mostly the head, are the target's
+    if how.kind in LAYERS:  # embedding, rotary table, and mostly the head, are the target's
         head = own.model.lm_head_params if how.vocabulary else 0
         alone = replace(own.model, embedding_params=0, lm_head_params=head, max_position_embeddings=0, vision=None)
         precision = own.precision
@@ -131,6 +133,8 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
         else:
             once = (speculation.how.sequence_time or 0.0) * np.arange(sequences)
         return DraftCost(np.zeros(tokens), once + waits, np.zeros(sequences), none, no_passes)
+    if speculation.how.kind == "block" or speculation.how.parallel:
+        return _in_one_pass(speculation, target, own, engine)
     round_trip = 2 * speculation.drafter.latency if speculation.drafter else 0.0
     width = speculation.tree.width if speculation.tree else 1
     verified = verification_engine(engine, speculation.num_speculative_tokens).max_num_seqs
@@ -141,10 +145,7 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
         max_num_seqs=max(engine.max_num_seqs * width, verified),  # graphs are captured for the verified tokens too
         max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs * width),
     )
-    cost = compile_step_cost(own, wide)
-    linear, head = cost.linear.sum(axis=1), cost.head.sum(axis=1)
-    if cost.shared is not None:  # experts of a drafting layer: the other ranks are taken to draft as much
-        linear += cost.shared.sum(axis=1)
+    linear, head, attention = _tables(own, wide)
     many = width * np.arange(sequences)
     following = linear[many] + head[many] + engine.draft_pass_time * any_drafts
     own_pass = speculation.how.kind != "exit"  # the exit layers have seen the step's tokens in the target's own pass
@@ -155,10 +156,53 @@ def compile_draft_cost(speculation: Speculation, target: Placement, engine: Reso
         first=linear[:tokens] if own_pass else np.zeros(tokens),
         once=waits + own_pass * (head[:sequences] + (round_trip + engine.draft_pass_time) * any_drafts),
         following=following,
-        attention=cost.attention,
+        attention=attention,
         passes=np.maximum(passes - own_pass, 0).astype("i4"),
         first_attends=own_pass,
     )
+
+
+def _tables(own: Placement, engine: ResolvedEngine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seconds of a drafter's matrices by tokens, of its head by tokens, and the prices of its attention."""
+    cost = compile_step_cost(own, engine)
+    linear = cost.linear.sum(axis=1)
+    if cost.shared is not None:  # experts of a drafting layer: the other ranks are taken to draft as much
+        linear += cost.shared.sum(axis=1)
+    return linear, cost.head.sum(axis=1), cost.attention
+
+
+def _in_one_pass(speculation: Speculation, target: Placement, own: Placement, engine: ResolvedEngine) -> DraftCost:
+    """All drafts of a step come from one pass, as many as there can be.
+
+    P-EAGLE: the pass over the step's tokens has k - 1 mask tokens more per sequence; what these cost more is that of
+    a step of verifications. DFlash: the step's tokens become keys and values of the layers, and a block of 1 + k tokens
+    per sequence goes through these; its attention reads each sequence's keys once.
+    """
+    how, k, tokens = speculation.how, speculation.num_speculative_tokens, engine.max_num_batched_tokens + 1
+    n = np.arange(engine.max_num_seqs + 1)
+    most = 2 * (1 + k) * engine.max_num_seqs
+    wide = replace(
+        engine,
+        worker_step_time=0.0,
+        worker_sequence_time=0.0,
+        max_num_seqs=most // 2,
+        max_num_batched_tokens=max(engine.max_num_batched_tokens, most),
+    )
+    linear, head, attention = _tables(own, wide)
+    any_drafts = n > 0
+    drafts = head[k * n] + engine.draft_pass_time * any_drafts
+    waits, block = engine.verification_time * any_drafts, how.kind == "block"
+    if block:
+        h, layers = own.model.hidden_size, [rank_layer(layer, own.parallelism) for layer in own.model.layers]
+        keys = sum(layer.attention.kv_elements_per_token for layer in layers)
+        first, drafts = _matrices_time(target, "draft_keys", h * ((how.inputs or 0) * h + keys), 1, tokens), (
+            linear[(1 + k) * n] + drafts
+        )  # fmt: skip
+    else:
+        first, waits = linear[:tokens], waits + drafts + linear[2 * k * n] - linear[(1 + k) * n]
+        drafts = np.zeros(len(n))
+    passes = (np.arange(k + 1) > 0) & block
+    return DraftCost(first, waits, drafts, attention, passes.astype("i4"), first_attends=not block)
 
 
 def seen_by(drafter: Placement, cost: StepCost) -> StepCost:
@@ -182,16 +226,24 @@ def _medusa_heads(speculation: Speculation) -> int:
 
 def _medusa_time(speculation: Speculation, target: Placement, sequences: int) -> np.ndarray:
     """f8[sequences]: a residual block of hidden_size squared and an LM head for each position, in one go."""
-    model, hardware, width = target.model, target.hardware, target.activation_bytes
-    h, v = model.hidden_size, model.vocab_size // target.parallelism.tensor
+    h, v = target.model.hidden_size, target.model.vocab_size // target.parallelism.tensor
+    return _matrices_time(target, "medusa_heads", h * (h + v), _medusa_heads(speculation), sequences, 3 * h + v)
+
+
+def _matrices_time(
+    target: Placement, name: str, params: float, count: int, rows: int, activations: float = 0.0
+) -> np.ndarray:
+    """f8[rows]: `count` matrices of the drafter of so many parameters each, launched beside graphs, by rows that go
+    through them; activations: elements of each row."""
+    hardware, width = target.hardware, target.activation_bytes
     operator = Operator(
-        "medusa_heads", "gemm", target.precision.activations, _medusa_heads(speculation), "sequences",
-        flops={"sequences": 2 * (h * h + h * v)},
-        weights={"step": (h * h + h * v) * width},
-        activations={"sequences": (3 * h + v) * width},
+        name, "gemm", target.precision.activations, count, "sequences",
+        flops={"sequences": 2 * params},
+        weights={"step": params * width},
+        activations={"sequences": activations * width},
     )  # fmt: skip
-    split = zero_split(sequences)
-    add_time(split, operator, rate(hardware, operator), {"step": 1.0, "sequences": np.arange(sequences)})
+    split = zero_split(rows)
+    add_time(split, operator, rate(hardware, operator), {"step": 1.0, "sequences": np.arange(rows)})
     split += operator.count * (launch(hardware).eager - launch(hardware).graph) / split.shape[1]
     split[0] = 0.0
     return split.sum(axis=1)

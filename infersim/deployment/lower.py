@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from infersim.config.drafting import LAYERS
 from infersim.config.early_exit import EarlyExit
 from infersim.config.engine import ResolvedEngine
 from infersim.config.hardware import Hardware
@@ -230,9 +231,9 @@ class Deployment:
             return {}
         pads = engine.pads_drafts and spec.num_speculative_tokens_per_batch_size is None
         return {
-            "draft_slots": int(engine.drafting_slots and spec.how.kind == "model"),
+            "draft_slots": engine.drafting_slots * spec.draft_slots,
             "padded_drafts": spec.num_speculative_tokens if pads else 0,
-            "drop_last_hit": int(engine.engine == "vllm" and spec.how.kind == "layer"),
+            "drop_last_hit": int(engine.engine == "vllm" and spec.how.kind in LAYERS),
         }
 
     @property

@@ -48,7 +48,7 @@ def left_out(scenario: Scenario, engine: dict[str, Any]) -> list[str]:
         found.append("early_exit: no option of the server")
     if (drafts := scenario.speculation) is not None:
         found.append("speculation.acceptance: what the drafts are worth, which only the text decides")
-        if drafts.how.kind in ("layer", "heads") and drafts.method != "mtp":
+        if drafts.how.kind in ("layer", "block", "heads") and drafts.method != "mtp":
             found.append(f"speculation.model: the repository of the {drafts.method} head; put yours")
         found += [f"speculation.{key}: no option of the server" for key in ("drafter", "tree", "exit_layer")
                   if getattr(drafts, key) is not None]  # fmt: skip
@@ -107,6 +107,7 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
         words += ["--long-prefill-token-threshold", str(engine["long_prefill_token_threshold"])]
     if (drafts := scenario.speculation) is not None:
         config: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
+        config |= {"method": "eagle3", "parallel_drafting": True} if drafts.how.parallel else {}
         if drafts.model is not None:
             config["model"] = repository(drafts.model) or drafts.model
         if drafts.draft_tensor_parallel_size is not None:

@@ -415,6 +415,7 @@ def speculation(draw: Draw, model: str, traces: dict[str, str]) -> dict[str, Any
     if method == "mine":
         found["drafting"] = draw.choice([
             {"kind": "layer", "inputs": 2, "vocabulary": 1000, "trees": True}, {"kind": "heads", "trees": True},
+            {"kind": "block", "inputs": 3, "layers": 2}, {"kind": "layer", "inputs": 2, "layers": 2, "parallel": True},
             {"kind": "look_up", "sequence_time": "10 us"}]) | {"source": "the user's"}  # fmt: skip
     if method == "draft_model":
         found["model"] = SMALLER[model]
