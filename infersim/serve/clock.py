@@ -20,6 +20,7 @@ class Clock:
     def __init__(self, speed: float):
         self.speed = speed
         self._origin, self._base = monotonic(), 0.0
+        self._due, self._wall = -1.0, 0.0
         self._late = np.zeros(NUM_BINS, "i8").tolist()  # a list counts in a tenth of the time of an array
 
     def now(self) -> float:
@@ -41,11 +42,13 @@ class Clock:
     def change(self, speed: float) -> None:
         """From now on time goes at this speed."""
         self._base, self._origin = self.now(), monotonic()
-        self.speed = speed
+        self.speed, self._due = speed, -1.0
 
     def sent(self, due: float) -> None:
         """Tokens that were due at a simulated time have just been given to the socket."""
-        late = int((monotonic() - self.wall_of(due)) / BIN)
+        if due != self._due:  # of a whole step they are due at once
+            self._due, self._wall = due, self.wall_of(due)
+        late = int((monotonic() - self._wall) / BIN)
         self._late[0 if late < 0 else late if late < NUM_BINS else NUM_BINS - 1] += 1
 
     def lateness(self) -> dict[str, float | int | bool | None]:

@@ -384,7 +384,7 @@ class Live:
         self.counts[r].step(new, begun, scheduled, (end - last)[~begun], (end - arrival)[begun])
         mine, posts = self.rows[r], list[tuple[Row, int, str | None]]()
         for row, n in zip(rows.tolist(), new.tolist(), strict=True):
-            if row in gone and requests["status"][row] == COMPLETED:
+            if gone and row in gone and requests["status"][row] == COMPLETED:
                 gone.discard(row)
                 entry = mine.pop(row)
                 self._arrays[r] = None
@@ -394,8 +394,8 @@ class Live:
                 posts.append((entry, n, entry.last))
             else:
                 posts.append((mine[row], n, None))
-        self._push(end, [post for post in posts if not post[0].at_once])
-        for entry, n, finish in posts:
+        self._push(end, [post for post in posts if not post[0].at_once] if self.hand_over else posts)
+        for entry, n, finish in posts if self.hand_over else ():
             if entry.at_once:
                 entry.push(n, end, finish)
 

@@ -69,14 +69,22 @@ class Reply:
     def listener(self, choice: Choice) -> Push:
         """What the choice's row tells of its tokens."""
 
+        words, start, goes_on = self._escaped, choice.start, CHAT_GOES_ON if self.ask.chat else GOES_ON
+        number, quick = len(words), self.ask.stream_interval <= 1
+
         def push(n: int, due: float, finish: str | None) -> None:
+            if n == 1 and finish is None and quick and choice.head and (write := self.write) is not None:  # most are so
+                i = choice.tokens
+                choice.tokens, choice.last, self.due = i + 1, due, due
+                write(choice.head + words[(start + i * i) % number] + goes_on, due)
+                return
             if not choice.tokens:
                 choice.first = due
             choice.tokens += n
             choice.last = self.due = due
             if finish is not None:
                 self._end(choice, finish)
-            if (write := self.write) is not None and not self.failed:
+            if (write := self.write) is not None:
                 for data in self.chunks(choice, n):
                     write(data, due)
             else:
@@ -88,7 +96,7 @@ class Reply:
 
     def _end(self, choice: Choice, finish: str) -> None:
         if finish in ("abort", "rejected"):
-            self.failed, self.open = finish, 0
+            self.failed, self.open, self.write = finish, 0, None
             return
         ended = "abort" if finish == "cancelled" else finish
         choice.finish = "tool_calls" if self.ask.tool and ended != "abort" else ended

@@ -85,15 +85,16 @@ class Events:
             self.begun = True
             headers = [*STREAM, (b"x-request-id", self.reply.ask.id.encode())]
             self._start({"type": "http.response.start", "status": 200, "headers": headers})
-        self._start(_part(data))
+        self._start({"type": "http.response.body", "body": data, "more_body": True})
         self.clock.sent(due)
 
     def _start(self, message: dict[str, Any]) -> None:
         call = self.send(message)
         try:
-            self._stopped.append(Stopped(call, call.send(None)))
+            future = call.send(None)
         except StopIteration:
             return
+        self._stopped.append(Stopped(call, future))
         self.reply.write = None
         self.reply.wake()
 
