@@ -602,14 +602,17 @@ def test_twenty_times_as_fast_keeps_order_and_times():
     planned = np.arange(100) * 0.6
     prompt, output = random.integers(50, 2000, 100), random.integers(20, 400, 100)
     with Served(spec, speed=20.0) as one:
+        clients = [http.client.HTTPConnection("127.0.0.1", one.port, timeout=60) for _ in planned]
+        for client in clients:
+            client.connect()
         served_from = one.live.clock.now() + 10.0
-
-        def client(k):
+        for k, client in enumerate(clients):
             time.sleep(max((served_from + planned[k] - one.live.clock.now()) / 20, 0))
-            one.post("/v1/completions", prompt=[k] * int(prompt[k]), max_tokens=int(output[k]), ignore_eos=True)
-
-        with concurrent.futures.ThreadPoolExecutor(100) as pool:
-            list(pool.map(client, range(100)))
+            body = {"prompt": [k] * int(prompt[k]), "max_tokens": int(output[k]), "ignore_eos": True}
+            client.request("POST", "/v1/completions", json.dumps(body))
+        for client in clients:
+            assert client.getresponse().status == 200
+            client.close()
         live = outcome.result(one.live).requests
     np.testing.assert_array_equal(live["prompt_tokens"], prompt)  # in their order
     again = simulate(spec, Requests(planned, prompt.astype("i4"), output.astype("i4"), np.arange(100))).requests
