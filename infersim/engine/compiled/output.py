@@ -74,7 +74,7 @@ def update_requests(a, core, r, rank, count, end):
     one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
     placeholder = 1 if knobs.async_scheduling else 0
     last_end = replica.last_end
-    regular_gaps, any_finished = 0, False
+    regular_gaps, any_finished, any_full = 0, False, False
     caches = knobs.async_scheduling and core.scheduler.identified
     for i in range(count):
         q = core.step[i]
@@ -91,6 +91,8 @@ def update_requests(a, core, r, rank, count, end):
             more = more_tokens(a, core, request, num_drafts_of(core, i) if speculates else 0)
         tokens = request.num_output_tokens + 1 + more
         request.num_output_tokens = tokens
+        if caches:
+            any_full |= request.prompt_tokens + tokens > request.slots + 1
         last_token = request.last_token
         request.last_token = end
         if last_token == last_end:
@@ -106,7 +108,7 @@ def update_requests(a, core, r, rank, count, end):
             if caches:
                 cache_blocks(core, request)
             any_finished |= finish(a, r, rank, q, end)
-    if caches:
+    if caches and any_full:  # else all have a block to fill, since the next step was scheduled before this one ended
         cache_all_blocks(core, count)
     if any_finished:
         drop_finished(a.requests, core.scheduler, core.running)
