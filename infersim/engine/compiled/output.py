@@ -81,14 +81,15 @@ def update_requests(a, core, r, rank, count, end):
         if q < 0:
             continue
         request = a.requests[q]
+        drafts = num_drafts_of(core, i) if speculates else 0
         if request.status >= COMPLETED:
-            replica.num_wasted_tokens += 1 + (num_drafts_of(core, i) if speculates else 0)
+            replica.num_wasted_tokens += 1 + drafts
             continue
         more = 0
         if one_by_one:
             request.num_tokens += 1 - placeholder
         else:
-            more = more_tokens(a, core, request, num_drafts_of(core, i) if speculates else 0)
+            more = more_tokens(a, core, request, drafts)
         tokens = request.num_output_tokens + 1 + more
         request.num_output_tokens = tokens
         if caches:
@@ -105,8 +106,6 @@ def update_requests(a, core, r, rank, count, end):
         if a.call.num_gaps > 0 and tokens > 1 + more:
             a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
         if tokens >= request.stop_tokens:
-            if caches:
-                cache_blocks(core, request)
             any_finished |= finish(a, r, rank, q, end)
     if caches and any_full:  # else all have a block to fill, since the next step was scheduled before this one ended
         cache_all_blocks(core, count)
@@ -176,6 +175,8 @@ def finish(a, r, rank, q, end):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
     request, replica, core = a.requests[q], a.replicas[r], core_of(a, r, rank, 0)
     was_waiting = request.status == WAITING
+    if core.knobs.async_scheduling and core.scheduler.identified:
+        cache_blocks(core, request)
     if was_waiting:  # preempted while its last token was in flight
         remove(a.requests, core.scheduler, q)
     request.status = COMPLETED
