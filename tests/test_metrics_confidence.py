@@ -8,7 +8,7 @@ from synthetic import queue, result_of_queue, scenario_of
 
 from infersim.config.errors import InputError
 from infersim.metrics.confidence import combine, student_t, student_t_cdf
-from infersim.metrics.sampling import mean_interval, percentile_interval
+from infersim.metrics.sampling import mean_interval, percentile_intervals
 from infersim.metrics.warmup import check_warmup, mser5, warmup_time
 
 
@@ -83,7 +83,7 @@ def test_intervals_of_one_run_hold_the_quantile_although_requests_depend_on_each
         true, inside = -math.log(1 - share) / (1 - rho), 0
         for seed in range(100):
             values = queue_sojourns(rho, n, seed) if rho else np.random.default_rng(seed).exponential(1.0, n)
-            low, high = percentile_interval(values, share)
+            [[low, high]] = percentile_intervals(values, np.array([share]))
             inside += low <= true and (high is None or true <= high)
             bounded += high is not None
         assert inside >= 88
@@ -98,6 +98,6 @@ def test_intervals_of_means_hold_the_mean_and_shrink():
 
 
 def test_too_few_requests_bound_nothing_above():
-    assert percentile_interval(np.arange(10.0), 0.5) is None
-    assert percentile_interval(np.random.default_rng(1).random(100), 0.99)[1] is None
+    assert percentile_intervals(np.arange(10.0), np.array([0.5])) == []
+    assert percentile_intervals(np.random.default_rng(1).random(100), np.array([0.99]))[0][1] is None
     assert mean_interval(np.arange(10.0)) is None

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from .confidence import LEVEL, student_t
-from .latency import PERCENTILES, quantiles, samples
+from .latency import P_SHARES, PERCENTILES, quantiles, samples
 from .result import Result
 from .verdict import STABLE, TOO_SHORT, Verdict
 
@@ -32,12 +32,10 @@ def intervals(result: Result, verdict: Verdict) -> dict[str, list[float | None]]
     found: dict[str, list[float | None]] = {}
     for metric, values in samples(done).items():
         ms = values * 1e3
-        ordered = np.sort(ms)
         if pair := mean_interval(ms):
             found[f"mean_{metric}_ms"] = list(pair)
-        for name, percent in PERCENTILES.items():
-            if limits := percentile_interval(ms, percent / 100, ordered):
-                found[f"{name}_{metric}_ms"] = limits
+        for name, limits in zip(PERCENTILES, percentile_intervals(ms, P_SHARES), strict=False):
+            found[f"{name}_{metric}_ms"] = limits
     if verdict.state == TOO_SHORT:
         found = {name: [low, None] for name, (low, _) in found.items()}
     return found or None
@@ -47,16 +45,14 @@ def mean_interval(values: np.ndarray) -> list[float] | None:
     """[low, high] of the mean of f8[n] >= 0 in order of time: Student's t on batch means, the wider of BATCHES."""
     if len(values) < LEAST:
         return None
-    half = max(_of_batches(values, batches) * student_t((1 + LEVEL) / 2, batches - 1) for batches in BATCHES)
+    half = max(float(_of_batches(values, b)) * student_t((1 + LEVEL) / 2, b - 1) for b in BATCHES)
     mean = float(values.mean())
     return [max(mean - half, 0.0), mean + half]
 
 
-def percentile_interval(
-    values: np.ndarray, share: float, ordered: np.ndarray | None = None
-) -> list[float | None] | None:
-    """[low, high] of the quantile at `share` of f8[n] in order of time, whose values depend on those before; ordered:
-    the same by size.
+def percentile_intervals(values: np.ndarray, shares: np.ndarray) -> list[list[float | None]]:
+    """[low, high] of the quantile at each of `shares` of f8[n] in order of time, whose values depend on those before;
+    none of fewer than LEAST.
 
     Order statistics, as of n independent values, but counted as fewer: n is divided by how much the share above the
     quantile varies from batch to batch, or from one excursion above it (until half of the values are above) to the
@@ -65,29 +61,32 @@ def percentile_interval(
     """
     n = len(values)
     if n < LEAST:
-        return None
-    ordered = np.sort(values) if ordered is None else ordered
-    at, middle = quantiles(ordered, np.array([share, 0.5]))
-    above = values > at
-    spread = share * (1 - share)
-    sizes = _excursions(above, values <= middle)
-    alike = 1 + float(np.var(sizes)) / float(np.mean(sizes)) ** 2 if len(sizes) > 1 else 2.0
-    fewer = max(1.0, n * (1 - share) / max(len(sizes), 1) * alike,
-                *(_of_batches(above, batches) ** 2 * n / spread for batches in BATCHES))  # fmt: skip
-    t = student_t((1 + LEVEL) / 2, min(max(len(sizes), 2), max(BATCHES)) - 1)
-    a = t * t * fewer / n
-    centre, half = (share + a / 2) / (1 + a), t * math.sqrt(spread * fewer / n + a * fewer / n / 4) / (1 + a)
-    low = max(math.floor((centre - half) * (n + 1)), 1)
-    high = math.ceil((centre + half) * (n + 1))
-    bounded = high <= n and len(sizes) >= EXCURSIONS
-    return [float(ordered[low - 1]), float(ordered[high - 1]) if bounded else None]
+        return []
+    ordered = np.sort(values)
+    *at, middle = quantiles(ordered, np.array([*shares, 0.5]))
+    above, below = values > np.array(at)[:, None], values <= middle
+    varied = np.max([_of_batches(above, batches) for batches in BATCHES], axis=0)
+    found: list[list[float | None]] = []
+    for share, over, error in zip(shares.tolist(), above, varied.tolist(), strict=True):
+        sizes, spread = _excursions(over, below), share * (1 - share)
+        alike = 1 + float(np.var(sizes)) / float(np.mean(sizes)) ** 2 if len(sizes) > 1 else 2.0
+        fewer = max(1.0, n * (1 - share) / max(len(sizes), 1) * alike, error**2 * n / spread)
+        t = student_t((1 + LEVEL) / 2, min(max(len(sizes), 2), max(BATCHES)) - 1)
+        a = t * t * fewer / n
+        centre, half = (share + a / 2) / (1 + a), t * math.sqrt(spread * fewer / n + a * fewer / n / 4) / (1 + a)
+        low = max(math.floor((centre - half) * (n + 1)), 1)
+        high = math.ceil((centre + half) * (n + 1))
+        bounded = high <= n and len(sizes) >= EXCURSIONS
+        found.append([float(ordered[low - 1]), float(ordered[high - 1]) if bounded else None])
+    return found
 
 
-def _of_batches(values: np.ndarray, batches: int) -> float:
-    """The standard error of the mean, from means of batches of consecutive values."""
-    sizes = np.full(batches, len(values) // batches) + (np.arange(batches) < len(values) % batches)
-    means = np.add.reduceat(values, np.cumsum(sizes) - sizes, dtype="f8") / sizes
-    return float(means.std(ddof=1)) / math.sqrt(batches)
+def _of_batches(values: np.ndarray, batches: int) -> np.ndarray:
+    """The standard error of the mean over the last axis, from means of batches of consecutive values."""
+    n = values.shape[-1]
+    sizes = np.full(batches, n // batches) + (np.arange(batches) < n % batches)
+    means = np.add.reduceat(values, np.cumsum(sizes) - sizes, axis=-1, dtype="f8") / sizes
+    return means.std(axis=-1, ddof=1) / math.sqrt(batches)
 
 
 def _excursions(above: np.ndarray, below: np.ndarray) -> np.ndarray:
