@@ -204,6 +204,21 @@ def test_the_sentence_says_what_the_slo_says():
     assert heard(refine, over, None, None)[-1]["head"]["sentence"].startswith("Does not keep up")
 
 
+def test_room_is_judged_against_what_measured_deployments_differ_by():
+    """A limit between the prediction and the end of its interval is held, but not surely; a far one surely."""
+    text = set_key(BASE, "workload.num_requests", 2000, None)
+    found = summarize(run(scenario_of(text, None)))
+    value, factor = found["metrics"]["p99_ttft_ms"], found["model_error"]["factors"]["ttft"][1]
+    for limit, sure in ((round(value * (0.3 + 0.7 * factor)), False), (round(3 * value * factor), True)):
+        head = [
+            m["head"] for m in heard(refine, set_key(text, "slo.p99_ttft_ms", limit, None), None, None) if "head" in m
+        ][-1]
+        words = head["lines"][-1]["answer"]
+        assert head["sentence"].startswith("Holds")
+        assert f"{value * factor:.3g} ms" in words
+        assert ("differ by" in head["sentence"], "may miss" in words) == (not sure, not sure)
+
+
 def test_the_largest_rate_is_held_and_no_more():
     """A rate below it holds the limits, and one far above breaks them; a floor that forbids every number is told."""
     scenario = load_scenario("llama-8b-h100", ["workload.num_requests=2000", "slo.p99_ttft_ms=200"])

@@ -1,6 +1,9 @@
 """What the studio's page says of a run: the answer in a sentence and five numbers, and sections beside the report's."""
 
+import math
 from typing import Any
+
+from infersim.explain.uncertainty import ALSO
 
 from .lanes import lanes
 from .parts import shown, span, table
@@ -50,9 +53,11 @@ def sentence(brief: dict[str, Any]) -> str:
         if over <= 1:
             return f"Misses: {size}, within its limit, but {state(answer)}: {verdict['reason']}."
         return f"Misses: {size}, {worst['limit']:g} are allowed ({over - 1:.0%} too much)."
-    close = width is not None and worst["value"] + width > worst["limit"]
     room = f"{size} of {worst['limit']:g} allowed, {1 - worst['value'] / worst['limit']:.0%} to spare"
-    room += ", less than its error bar" if close else ""
+    if width is not None and worst["value"] + width > worst["limit"]:
+        room += ", less than its error bar"
+    elif any(limit["limit"] < ends[1] for limit in known if (ends := _like_this(answer, limit["name"]))):
+        room += ", less than deployments like this differ by"
     if slo["met"]:
         return f"Holds: {room}."
     return f"Holds in this run, which is too short to tell: {room}."
@@ -136,7 +141,7 @@ def _against(value: float | None, other: float | None) -> str:
 
 
 def _lines(brief: dict[str, Any]) -> list[dict[str, str]]:
-    """Three questions that a person has, and their answers."""
+    """Questions that a person has, and their answers."""
     answer, cost, largest = brief["answer"], brief["cost"], brief.get("largest")
     hardware = answer["scenario"]["hardware"]["name"]
     now = f"{cost['gpus']:g} {hardware}"
@@ -170,7 +175,27 @@ def _lines(brief: dict[str, Any]) -> list[dict[str, str]]:
         {"question": "How many GPUs?", "answer": gpus},
         {"question": "What breaks first?", "answer": breaks},
         {"question": "What would help?", "answer": _helps(brief)},
+        {"question": "How sure is that?", "answer": _sure(answer)},
     ]
+
+
+def _like_this(answer: dict[str, Any], metric: str) -> tuple[float, float] | None:
+    """Within which the metric is in 4 of 5 deployments of this kind; for a percentile stand the errors of the mean."""
+    value = answer["metrics"].get(metric.replace("p50_", "median_"))
+    found = answer["model_error"]["factors"].get(ALSO.get(metric.split("_")[1], ""))
+    return (value * found[0], value * found[1]) if found and value is not None else None
+
+
+def _sure(answer: dict[str, Any]) -> str:
+    """How far measured deployments of this kind were from what was predicted."""
+    limits = {x["name"]: x["limit"] for x in (answer["slo"] or {"limits": []})["limits"]}
+    found = {name: ends for name in limits or ("p99_ttft_ms", "p99_tpot_ms") if (ends := _like_this(answer, name))}
+    if not found:
+        return answer["model_error"]["text"][0]
+    names = ", ".join(f"{limit_words(name)} {span(list(ends), 'ms')}" for name, ends in found.items())
+    beyond = [limit_words(name) for name, ends in found.items() if ends[1] > limits.get(name, math.inf)]
+    fate = f"; {' and '.join(beyond)} may miss" if beyond else "; all of it within the limits" if limits else ""
+    return f"in 4 of 5 measured deployments of this kind, by the errors of means: {names}{fate}"
 
 
 def limit_words(name: str) -> str:
