@@ -165,6 +165,17 @@ def test_a_missed_slo_is_exit_code_1_and_a_met_one_0(scenario):
     assert invoke("run", scenario(slo={"p99_ttft_ms": 10_000})).exit_code == 0
 
 
+def test_a_limit_is_weighed_against_the_error_bar(scenario):
+    """Held or missed in the simulation, between the ends of 4 in 5 deployments of this kind or beyond both."""
+    answer = json.loads(invoke("run", scenario(), "--json").stdout)
+    value, (low, high) = answer["metrics"]["mean_tpot_ms"], answer["model_error"]["factors"]["tpot"]
+    for factor, words in ((2 * high, "with the error bar too"), ((1 + high) / 2, "but not with the error bar"),
+                          ((1 + low) / 2, "but maybe within the error bar"), (low / 2, None)):  # fmt: skip
+        text = invoke("run", scenario(slo={"mean_tpot_ms": value * factor})).stdout
+        assert ("error bar:" in text or "error bar too:" in text) == (words is not None)
+        assert words is None or words in text
+
+
 def test_every_problem_is_one_line_on_stderr_and_exit_code_2(scenario):
     outcome = invoke("run", scenario(engine={"max_num_seq": 5}, precision={"weights": "bf17"}))
     assert outcome.exit_code == 2

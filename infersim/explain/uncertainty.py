@@ -151,6 +151,13 @@ def model_error(result: Result, metrics: dict[str, float | None], kept_up: bool 
     }
 
 
+def ends_of(error: dict[str, Any], limited: str, value: float | None) -> Interval | None:
+    """Within which a limited metric, such as p99_ttft_ms, lies in LEVEL of the deployments of a `model_error`'s kind,
+    if its value is predicted; for a percentile stand the errors of the mean."""
+    found = error["factors"].get(ALSO.get(limited.split("_")[1], ""))
+    return (value * found[0], value * found[1]) if found and value is not None else None
+
+
 def _unmeasured(result: Result) -> str:
     """What of a run no measured deployment had."""
     scenario, names = (

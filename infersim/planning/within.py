@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from infersim.config.plan import Plan
-from infersim.explain.uncertainty import ALSO, model_error
+from infersim.explain.uncertainty import ends_of, model_error
 
 from .candidate import Found, is_fixed
 from .decide import Decision
@@ -13,16 +13,14 @@ from .decide import Decision
 def within(decision: Decision, load: float, largest: float) -> dict[str, Any]:
     """explain.uncertainty.model_error of a deployment, and `held`: of each limit and of the `rate` the `interval` of 4
     in 5 deployments of this kind, whether all of it `holds`, and `wrong`, the share by which the prediction must be off
-    until it does not. For a percentile stand the errors of the mean."""
+    until it does not."""
     error = model_error(decision.result, decision.metrics, kept_up=True)
     factors, held = error["factors"], {}
     for x in decision.limits:
-        figure = ALSO.get(x["name"].split("_")[1])
-        if figure in factors and x["mean"] > 0:
-            low, high = (x["mean"] * factor for factor in factors[figure])
+        if x["mean"] > 0 and (ends := ends_of(error, x["name"], x["mean"])):
             held[x["name"]] = {
-                "interval": [low, high],
-                "holds": high <= x["limit"],
+                "interval": list(ends),
+                "holds": ends[1] <= x["limit"],
                 "wrong": x["limit"] / x["mean"] - 1,
             }
     if "throughput" in factors and largest > 0:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from infersim.explain.uncertainty import ALSO
+from infersim.explain.uncertainty import ends_of
 
 from .lanes import lanes
 from .parts import shown, span, table
@@ -56,7 +56,7 @@ def sentence(brief: dict[str, Any]) -> str:
     room = f"{size} of {worst['limit']:g} allowed, {1 - worst['value'] / worst['limit']:.0%} to spare"
     if width is not None and worst["value"] + width > worst["limit"]:
         room += ", less than its error bar"
-    elif any(limit["limit"] < ends[1] for limit in known if (ends := _like_this(answer, limit["name"]))):
+    elif any(x["limit"] < ends[1] for x in known if (ends := ends_of(answer["model_error"], x["name"], x["value"]))):
         room += ", less than deployments like this differ by"
     if slo["met"]:
         return f"Holds: {room}."
@@ -179,19 +179,15 @@ def _lines(brief: dict[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def _like_this(answer: dict[str, Any], metric: str) -> tuple[float, float] | None:
-    """Within which the metric is in 4 of 5 deployments of this kind; for a percentile stand the errors of the mean."""
-    value = answer["metrics"].get(metric.replace("p50_", "median_"))
-    found = answer["model_error"]["factors"].get(ALSO.get(metric.split("_")[1], ""))
-    return (value * found[0], value * found[1]) if found and value is not None else None
-
-
 def _sure(answer: dict[str, Any]) -> str:
     """How far measured deployments of this kind were from what was predicted."""
-    limits = {x["name"]: x["limit"] for x in (answer["slo"] or {"limits": []})["limits"]}
-    found = {name: ends for name in limits or ("p99_ttft_ms", "p99_tpot_ms") if (ends := _like_this(answer, name))}
+    error, limited = answer["model_error"], (answer["slo"] or {"limits": []})["limits"]
+    values = {x["name"]: x["value"] for x in limited}
+    values = values or {name: answer["metrics"][name] for name in ("p99_ttft_ms", "p99_tpot_ms")}
+    found = {name: ends for name, value in values.items() if (ends := ends_of(error, name, value))}
     if not found:
-        return answer["model_error"]["text"][0]
+        return error["text"][0]
+    limits = {x["name"]: x["limit"] for x in limited}
     names = ", ".join(f"{limit_words(name)} {span(list(ends), 'ms')}" for name, ends in found.items())
     beyond = [limit_words(name) for name, ends in found.items() if ends[1] > limits.get(name, math.inf)]
     fate = f"; {' and '.join(beyond)} may miss" if beyond else "; all of it within the limits" if limits else ""

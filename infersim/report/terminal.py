@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import IO, Any
 
+from infersim.explain.uncertainty import ends_of
 from infersim.metrics.verdict import per_second
 
 NARROWEST, USUAL, WIDEST = 76, 100, 120
@@ -97,7 +98,24 @@ def _head(document: dict) -> list[Line]:
         lines += field("slo", [f"{SLO[slo['met']]}: {', '.join(texts) or verdict['state']}"])
         if slo["met"] is False:
             lines[-1] = ("bad", lines[-1][1])
+        lines += field("", _with_error_bar(document["model_error"], slo))
     return lines
+
+
+def _with_error_bar(error: dict, slo: dict) -> list[str]:
+    """Whether limits are held, or missed, all over the interval of 4 in 5 deployments of this kind."""
+    limits = {x["name"]: x["limit"] for x in slo["limits"]}
+    ends = {x["name"]: found for x in slo["limits"] if (found := ends_of(error, x["name"], x["value"]))}
+    missed = [x["name"] for x in slo["limits"] if not x["met"]]
+    if slo["met"]:
+        beyond = [name for name in ends if ends[name][1] > limits[name]]
+        words, names = ("but not with the error bar", beyond) if beyond else ("with the error bar too", list(ends))
+    elif missed and all(name in ends and ends[name][0] <= limits[name] for name in missed):
+        words, names = "but maybe within the error bar", missed
+    else:
+        return []
+    figures = [f"{name} {'up' if slo['met'] else 'down'} to {ends[name][bool(slo['met'])]:.3g}" for name in names]
+    return [f"{words}: {', '.join(figures)} in 4 of 5 deployments of this kind"] if figures else []
 
 
 def _load(workload: dict) -> str:
