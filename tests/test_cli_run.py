@@ -167,11 +167,12 @@ def test_a_missed_slo_is_exit_code_1_and_a_met_one_0(scenario):
 
 def test_a_limit_is_weighed_against_the_error_bar(scenario):
     """Held or missed in the simulation, between the ends of 4 in 5 deployments of this kind or beyond both."""
-    answer = json.loads(invoke("run", scenario(), "--json").stdout)
+    load = {**SMALL["workload"], "num_requests": 2000}
+    answer = json.loads(invoke("run", scenario(workload=load), "--json").stdout)
     value, (low, high) = answer["metrics"]["mean_tpot_ms"], answer["model_error"]["factors"]["tpot"]
     for factor, words in ((2 * high, "with the error bar too"), ((1 + high) / 2, "but not with the error bar"),
                           ((1 + low) / 2, "but maybe within the error bar"), (low / 2, None)):  # fmt: skip
-        text = invoke("run", scenario(slo={"mean_tpot_ms": value * factor})).stdout
+        text = invoke("run", scenario(workload=load, slo={"mean_tpot_ms": value * factor})).stdout
         assert ("error bar:" in text or "error bar too:" in text) == (words is not None)
         assert words is None or words in text
 
