@@ -3,6 +3,7 @@
 import json
 import subprocess
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +309,37 @@ def test_a_line_is_read_back_as_the_same_deployment(case, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     again = build_scenario(yaml.safe_load(outcome.output) | {"workload": workload}, "read back")
     assert deployed(again) == deployed(result.scenario)
+
+
+@pytest.mark.parametrize("pools", [False, True])
+@pytest.mark.parametrize(("preset", "module", "model", "tensor"), [
+    ("sglang-0.5", "dynamo.sglang", "--model-path", "--tp-size"),
+    ("trtllm-1.0-no-evict", "dynamo.trtllm", "--model-path", "--tensor-parallel-size"),
+])  # fmt: skip
+def test_dynamo_runs_the_engine_that_was_simulated(preset, module, model, tensor, pools, tmp_path):
+    """Each worker is its engine's, in that engine's image and words; none of them is read back as vLLM's."""
+    cluster = {"replicas": 2, "router": "kv-aware"}
+    if pools:
+        cluster = {"prefill": {}, "decode": {"router": "kv-aware"}, "transfer": {"bandwidth": "25 GB/s"}}
+    engine = {"preset": preset, "enable_prefix_caching": True}
+    data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": engine, "cluster": cluster,
+            "parallelism": {"tensor": 2},
+            "workload": {"request_rate": 5, "num_requests": 20, "input_tokens": 50, "output_tokens": 5}}  # fmt: skip
+    result = run(build_scenario(data, "test"))[0]
+    paths, _ = write_export("k8s", tmp_path, result, None, {})
+    text = Path(paths[0]).read_text()
+    [graph] = yaml.safe_load_all(text)
+    workers = [each for name, each in graph["spec"]["services"].items() if name != "Frontend"]
+    assert len(workers) == 1 + pools
+    for worker in workers:
+        main = worker["extraPodSpec"]["mainContainer"]
+        options = dict(pairwise(main["args"]))
+        assert (options["-m"], options[model], options[tensor]) == (module, "meta-llama/Llama-3.1-8B", "2")
+        assert "--port" not in options
+        assert options.get("--disaggregation-mode") == worker.get("subComponentType")
+        assert ("sglang-runtime" if "sglang" in module else "tensorrtllm-runtime") in main["image"]
+    with pytest.raises(InputError, match=r"dynamo\.vllm"):
+        read_started(text, "k8s.yaml")
 
 
 def test_a_line_as_people_write_it():

@@ -192,11 +192,10 @@ def _manifests(documents: list[dict[str, Any]], where: str) -> Started:
                     weight = float(values.get("DYN_KV_OVERLAP_SCORE_WEIGHT", 1))
                     router = {"policy": "kv-aware", "overlap_weight": weight}
                 else:
-                    args, role = (
-                        service["extraPodSpec"]["mainContainer"]["args"][2:],
-                        service.get("subComponentType", ""),
-                    )
-                    groups.append(_group(args, service["replicas"], role, service.get("annotations", {}), where))
+                    args, role = service["extraPodSpec"]["mainContainer"]["args"], service.get("subComponentType", "")
+                    if args[:2] != ["-m", "dynamo.vllm"]:
+                        raise InputError(f"{where}: workers must be dynamo.vllm's (got {' '.join(args[:2])})")
+                    groups.append(_group(args[2:], service["replicas"], role, service.get("annotations", {}), where))
     if not groups:
         raise InputError(f"{where}: has no Deployment with `vllm serve`, and no Dynamo graph")
     routers = {"": router} if router else {each["name"]: _policy(each) for each in config.get("schedulingProfiles", ())}

@@ -91,7 +91,9 @@ def _router(of: list[Unit]) -> tuple[str, list[str]]:
     if any(router.policy == "kv-aware" for router in policies.values()):
         words = ["python3", "-m", "dynamo.frontend", "--router-mode", "kv", "--http-port", str(PORT)]
         words += ["--kv-overlap-score-weight", f"{first.overlap_weight:g}"]
-        notes.append("router kv-aware: workers are Dynamo's, python3 -m dynamo.vllm with the words of vllm.sh")
+        for module in dict.fromkeys(kubernetes.dynamo_words(unit)[1] for unit in of):
+            own = f"the words of {module.removeprefix('dynamo.')}.sh, as --export k8s has them"
+            notes.append(f"router kv-aware: workers are Dynamo's, python3 -m {module} with {own}")
         return script(words, [f"left out: {note}" for note in notes]), notes
     for role, router in policies.items():
         if router.policy not in ROUTERS:

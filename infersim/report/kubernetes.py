@@ -22,7 +22,7 @@ IMAGES = {
 GPUS = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 SIDECAR = "ghcr.io/llm-d/llm-d-routing-sidecar"
 PICKER = "ghcr.io/llm-d/llm-d-inference-scheduler"
-DYNAMO = "nvcr.io/nvidia/ai-dynamo/vllm-runtime"
+DYNAMO = {"sglang": "sglang", "trtllm": "tensorrtllm"}  # an engine's runtime; of others vLLM's
 SERVED = 8200  # where an engine listens behind the side-car
 SCORERS = {
     "queue": "queue-scorer",
@@ -209,24 +209,47 @@ def dynamo(units: list[Unit]) -> Manifest:
     services: Manifest = {"Frontend": {
         "componentType": "frontend", "replicas": 1,
         "envs": [{"name": name, "value": value} for name, value in values.items()],
-        "extraPodSpec": {"mainContainer": {"image": f"{DYNAMO}:latest"}},
+        "extraPodSpec": {"mainContainer": {"image": _runtime(units[0])}},
     }}  # fmt: skip
     for unit in units:
-        words = unit.words
-        extra = ["--is-prefill-worker"] if unit.role == "prefill" else []
-        args = ["-m", "dynamo.vllm", "--model", words[2], *extra, *_without_port(words[3:])]
+        main = {"image": _runtime(unit), "command": ["python3"], "args": dynamo_words(unit)}
         worker: Manifest = {
             "componentType": "worker",
             "replicas": unit.replicas,
             "resources": {"limits": {"gpu": str(unit.scenario.parallelism.num_gpus)}},
             "annotations": unit.annotations,
-            "extraPodSpec": {"mainContainer": {"image": f"{DYNAMO}:latest", "command": ["python3"], "args": args}},
+            "extraPodSpec": {"mainContainer": main},
         }
         if unit.role != "serve":
             worker["subComponentType"] = unit.role
         services[f"{unit.role.capitalize()}Worker{unit.suffix}"] = worker
     return {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment",
             "metadata": {"name": units[0].name}, "spec": {"services": services}}  # fmt: skip
+
+
+def _runtime(unit: Unit) -> str:
+    return f"nvcr.io/nvidia/ai-dynamo/{DYNAMO.get(unit.engine['engine'], 'vllm')}-runtime:latest"
+
+
+def dynamo_words(unit: Unit) -> list[str]:
+    """What follows `python3` for a worker of the engine that was simulated: the words of its own server, as Dynamo 0.5
+    spells them (components/backends/*/deploy)."""
+    words = unit.words
+    if unit.engine["engine"] == "sglang":
+        return ["-m", "dynamo.sglang", *_without_port(words[3:])]
+    if unit.engine["engine"] == "trtllm":
+        own = [TRTLLM.get(word, word.replace("_", "-") if word.startswith("--") else word) for word in words[2:]]
+        role = ["--disaggregation-mode", unit.role] if unit.role in ("prefill", "decode") else []
+        model = ["--model-path", words[1], "--publish-events-and-metrics"]
+        return ["-m", "dynamo.trtllm", *model, *role, *_without_port(own)]
+    extra = ["--is-prefill-worker"] if unit.role == "prefill" else []
+    return ["-m", "dynamo.vllm", "--model", words[2], *extra, *_without_port(words[3:])]
+
+
+TRTLLM = {"--tp_size": "--tensor-parallel-size", "--pp_size": "--pipeline-parallel-size",
+          "--ep_size": "--expert-parallel-size",
+          "--kv_cache_free_gpu_memory_fraction": "--free-gpu-memory-fraction"}  # fmt: skip
+"""trtllm-serve's options -> dynamo.trtllm's, where they are not the same with hyphens"""
 
 
 def _without_port(words: list[str]) -> list[str]:

@@ -6,21 +6,29 @@ Beside what infersim checks of every run (metrics/conservation.py) stand here th
 import io
 import warnings
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from infersim.api import Answer
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
 from infersim.cost.floors import floor_itl
-from infersim.explain.document import Result as Answer
+from infersim.explain.document import Result as Document
 from infersim.explain.summary import summarize
 from infersim.metrics.latency import num_gaps
 from infersim.metrics.result import Result
+from infersim.planning.limits import with_limits
+from infersim.report.chrome_trace import write_chrome_trace
+from infersim.report.export import EXPORTS, write_export
 from infersim.report.files import to_json
 from infersim.report.terminal import print_report
+from infersim.report.vllm_bench import vllm_bench
 from infersim.run import run
+from infersim.workload.build import build_requests
 
 OK, REFUSED = "ok", "refused"
 ROUNDING = 1e-9
@@ -28,7 +36,8 @@ SHARES = ("share", "usage", "hit_rate", "rate", "kv_blocks_saved")
 
 
 def examine(data: dict[str, Any], again: bool = False) -> tuple[str, str]:
-    """(ok, ""), (refused, why), or (what kind of law is broken, how); again: also whether a second run is the same."""
+    """(ok, ""), (refused, why), or (what kind of law is broken, how); again: also whether a second run is the same, and
+    whether all can be written that is written of a run."""
     warnings.simplefilter("error")  # a line that no user could read anything in
     try:
         try:
@@ -38,12 +47,14 @@ def examine(data: dict[str, Any], again: bool = False) -> tuple[str, str]:
             sentences = [problem for problem in error.problems if len(problem.split()) > 3]
             return (REFUSED if sentences else "refused without a sentence"), "; ".join(error.problems)
         document = summarize(results)
-        Answer.model_validate_json(to_json(document))  # obeys its schema
+        Document.model_validate_json(to_json(document))  # obeys its schema
         with redirect_stdout(io.StringIO()):
             print_report(document, [])
         broken = [*_shares(document), *(law for result in results for law in _recomputed(result, document, results))]
-        if again and run(scenario, save_detailed=True)[0].requests.tolist() != results[0].requests.tolist():
-            broken.append("not the same: two runs differ")
+        if again:
+            if run(scenario, save_detailed=True)[0].requests.tolist() != results[0].requests.tolist():
+                broken.append("not the same: two runs differ")
+            _write_all(document, results)
         return (broken[0].partition(":")[0], "; ".join(broken)) if broken else (OK, "")
     except Exception as error:  # whatever it is, a user would see it
         place = error.__traceback__
@@ -53,6 +64,18 @@ def examine(data: dict[str, Any], again: bool = False) -> tuple[str, str]:
             f"{place.tb_frame.f_code.co_filename.rpartition('/')[2]}:{place.tb_frame.f_code.co_name}" if place else ""
         )
         return f"{type(error).__name__} in {where}", str(error)
+
+
+def _write_all(document: dict[str, Any], results: list[Result]) -> None:
+    """What lifted limits bring, the page, the trace, and each export, which may be refused."""
+    requests = build_requests(results[0].scenario.workload, results[0].scenario.simulation.seed, Path())
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        Answer(with_limits(document, results[0]), results).report(folder / "page.html")
+        write_chrome_trace(folder / "trace.json", results[0])
+        for kind in EXPORTS:
+            with suppress(InputError):
+                write_export(kind, folder, results[0], requests, vllm_bench(results[0], True))
 
 
 def _shares(value: Any, path: str = "") -> Iterator[str]:
