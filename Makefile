@@ -36,14 +36,14 @@ fuzz: $(VENV)/.installed-test  # random scenarios over every key of the schema, 
 explore: $(VENV)/.installed-test  # new random examples for the property tests, which else draw the same ones every time
 	$(BIN)/python tests/fuzz/explore.py $(MINUTES)
 
-# vLLM's own Scheduler against the engine: make conformance VLLM=0.32 NUMBER=1000; its release in .conformance, 3.5 GB
+# vLLM's own Scheduler against the engine: make conformance VLLM=0.32 NUMBER=1000; its release in .conformance, 3 GB
 VLLM ?= 0.32
 NUMBER ?= 20
 conformance: $(VENV)/.installed-test .conformance/$(VLLM)/.installed
-	$(BIN)/python tests/conformance/referee.py .conformance/$(VLLM)/bin/python $(NUMBER)
+	$(BIN)/python tests/conformance/referee.py .conformance/$(VLLM) $(NUMBER)
 
 .conformance/%/.installed:
-	tests/conformance/install.sh $*
+	sh tests/conformance/install.sh $*
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

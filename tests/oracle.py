@@ -819,7 +819,7 @@ class Simulation:
         ordered = self.knobs.policy in ("priority", "shortest-first")
         in_step = [r for r, _ in self.chosen]
         if ordered and self.knobs.num_sequences == 1:
-            victim = max(self.running, key=self.turn)
+            victim = max(self.running, key=lambda r: self.turn(r)[:2])  # of equals the first
         else:
             victim = [r for r in self.running if r not in in_step][-1]
         before = self.running.index(victim) < self.running.index(request)

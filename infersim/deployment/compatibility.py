@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     Rule("user.max_num_seqs is not None and user.max_num_seqs > max_num_batched_tokens", "engine.max_num_seqs",
          "a step has no tokens for {user.max_num_seqs} sequences; must be at most max_num_batched_tokens,"
          " {max_num_batched_tokens}"),
+    Rule("user.watermark and not has_watermark", "engine.watermark", "vLLM has it since 0.24; must be 0 for {preset}"),
     Rule("allocator != 'paged' and reserve not in WHOLE", "engine.reserve",
          "a piece of memory cannot grow from {reserve}; must be one of max-model-len, output-length, power-of-two, or"
          " engine.allocator paged"),
@@ -93,6 +94,11 @@ RULES: tuple[Rule, ...] = (
          "is not modelled with pipeline stages yet; parallelism.pipeline must be 1"),
     Rule("speculation and engine == 'vllm' and user.async_scheduling and speculation.how.kind in BY_HOST",
          "engine.async_scheduling", "vLLM has {speculation.method}'s drafts with the step's tokens; must be false"),
+    Rule("speculation and speculation.num_speculative_tokens_per_batch_size and not has_drafts_by_batch",
+         "speculation.num_speculative_tokens_per_batch_size", "vLLM has it since 0.24; must be null for {preset}"),
+    Rule("speculation and drafting_slots == 'max-num-seqs'"
+         " and max_num_batched_tokens <= max_num_seqs * speculation.draft_slots", "engine.max_num_batched_tokens",
+         "drafts take {speculation.draft_slots} for each of engine.max_num_seqs, {max_num_seqs}; must be above that"),
     Rule("speculation and allocator != 'paged'", "engine.allocator",
          "drafts need memory that grows; must be paged under speculation"),
     Rule("speculation and jump_forward_share > 0", "engine.jump_forward_share",

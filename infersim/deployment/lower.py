@@ -165,7 +165,8 @@ class Deployment:
         """A state.KNOBS record; max_concurrency is the client's limit, 0 for none."""
         engine = self.engine
         return make_knobs(
-            **{name: getattr(engine, knob.name) for name, knob in lowered().items() if name != "host_token_time"},
+            **{name: getattr(engine, knob.name) for name, knob in lowered().items() if name != "host_token_time"}
+            | self._drafter_knobs,
             ranks=self.parallelism.attention_data,
             block_size=self.memory.block_size,
             num_gpu_blocks=self.memory.num_gpu_blocks,
@@ -185,7 +186,6 @@ class Deployment:
             copy_block_time=self._copy_block_time if self.num_sequences > 1 else 0.0,
             **self._tiers,
             lookahead=self._lookahead,
-            **self._drafter_knobs,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
             host_token_time=engine.host_token_time / engine.stream_interval,  # a chunk is sent at once
         )
@@ -230,8 +230,11 @@ class Deployment:
         if spec is None:
             return {}
         pads = engine.pads_drafts and spec.num_speculative_tokens_per_batch_size is None
+        in_step, beforehand = (engine.drafting_slots == each for each in ("in-step", "max-num-seqs"))
         return {
-            "draft_slots": engine.drafting_slots * spec.draft_slots,
+            "max_num_batched_tokens": engine.max_num_batched_tokens
+            - beforehand * spec.draft_slots * engine.max_num_seqs,
+            "draft_slots": in_step * spec.draft_slots,
             "padded_drafts": spec.num_speculative_tokens if pads else 0,
             "drop_last_hit": int(engine.engine == "vllm" and spec.how.kind in LAYERS),
         }

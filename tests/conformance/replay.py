@@ -44,6 +44,8 @@ def knobs_of(config: dict, preset: str) -> dict:
     spec, groups = config["speculative"], config["kv_groups"]
     values = load_preset(preset).values
     knobs = {name: values[knob.name] for name, knob in lowered().items() if values[knob.name] is not None}
+    slots = values["drafting_slots"] if spec and spec["method"] == "draft_model" else "none"
+    beforehand = config["max_num_seqs"] if slots == "max-num-seqs" else 0
     knobs |= {name: 0.0 for name in knobs if name.startswith("host_")}
     if "scheduler_reserve_full_isl" in config and knobs["reserve_full_isl"]:  # else the release has no such gate
         knobs["reserve_full_isl"] = config["scheduler_reserve_full_isl"]
@@ -51,7 +53,7 @@ def knobs_of(config: dict, preset: str) -> dict:
         "block_size": config["block_size"],
         "num_gpu_blocks": config["num_gpu_blocks"],
         "max_num_seqs": config["max_num_seqs"],
-        "max_num_batched_tokens": config["max_num_batched_tokens"],
+        "max_num_batched_tokens": config["max_num_batched_tokens"] - beforehand,
         "max_model_len": config["max_model_len"],
         "chunked_prefill": config["enable_chunked_prefill"],
         "long_prefill_token_threshold": config["long_prefill_token_threshold"],
@@ -64,7 +66,7 @@ def knobs_of(config: dict, preset: str) -> dict:
         "kv_multiplicity": [count for _, count in groups],
         "sparse_windows": values["sparse_windows"] and config["prefix_cache_retention_interval"] == 0,
         "lookahead": spec["k"] if spec and spec["method"] in WRITES_KEYS else 0,
-        "draft_slots": int(bool(spec and values["drafting_slots"] and spec["method"] == "draft_model")),
+        "draft_slots": int(slots == "in-step"),
         "padded_drafts": spec["k"] if spec and values["pads_drafts"] and not spec.get("by_batch") else 0,
         "drop_last_hit": int(bool(spec and spec["method"] == "eagle")),
         "host_step_time": SCHEDULE,

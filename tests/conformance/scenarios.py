@@ -10,10 +10,16 @@ from random import Random
 FEATURES = (
     "plain", "tight", "early", "threshold", "unchunked", "abort", "priority", "watermark", "caching", "turns",
     "samples", "ngram", "ngram+turns", "ngram+bybatch", "eagle", "eagle+turns", "draftmodel", "window", "window+turns",
-    "hybrid", "hybrid+turns", "mamba", "pp2", "pp4", "mix",
+    "hybrid", "hybrid+turns", "mamba", "pp2", "pp4", "mix", "wild",
 )  # fmt: skip
 SYNCHRONOUS = ("ngram", "pp")
 """features that begin so do not run under asynchronous scheduling"""
+
+WILD = (
+    "early", "threshold", "unchunked", "tight", "abort", "priority", "watermark", "caching", "turns", "samples",
+    "eagle", "draftmodel", "window", "hybrid", "mamba",
+)  # fmt: skip
+"""of which `wild` draws six at once"""
 
 
 def scenario(random: Random, feature: str, number: int) -> dict:
@@ -22,6 +28,8 @@ def scenario(random: Random, feature: str, number: int) -> dict:
     has = set(parts)
     if "mix" in has:
         has |= set(random.sample(["early", "threshold", "turns", "tight", "abort", "priority", "eagle"], 3))
+    if "wild" in has:
+        has |= set(random.sample(WILD, 6))
     length = random.choice([128, 256, 512])
     groups = [[0, 1]]
     if has & {"window"}:
@@ -50,7 +58,7 @@ def scenario(random: Random, feature: str, number: int) -> dict:
         "max_model_len": length,
         "enable_chunked_prefill": "unchunked" not in has,
         "long_prefill_token_threshold": random.choice([7, 16, 24, 40]) if "threshold" in has else 0,
-        "enable_prefix_caching": bool(has & {"caching", "turns", "samples"}),
+        "enable_prefix_caching": bool(has & {"caching", "turns", "samples"}) and [w for w, _ in groups[1:]] != [1],
         "policy": "priority" if "priority" in has else "fcfs",
         "async_scheduling": "async" in has,
         "scheduler_reserve_full_isl": random.random() < 0.8,

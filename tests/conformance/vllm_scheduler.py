@@ -14,10 +14,16 @@ import sys
 from itertools import count
 from pathlib import Path
 
+import numpy as np
+
 SCHEDULE = 2.0**-20
 SOURCE = Path(importlib.util.find_spec("vllm").origin).parent
 UNTIL_DONE = ".done()" in (SOURCE / "v1/engine/core.py").read_text().split("def step_with_batch_queue")[1][:4000]
 """older releases schedule no further when a step has ended"""
+ARRAYS = "sampled_token_ids[req_index].tolist()" in (SOURCE / "v1/core/sched/scheduler.py").read_text()
+"""0.11.2 is given sampled tokens as arrays"""
+RESERVES_SLOTS = "max_num_batched_tokens - scheduled_token_delta" in (SOURCE / "config/vllm.py").read_text()
+"""a draft model takes a token of the budget for each of max_num_seqs, before there are any"""
 
 
 class Stub:
@@ -30,6 +36,16 @@ class Stub:
         if name.startswith("__"):
             raise AttributeError(name)
         return None
+
+
+def lacks(config: dict) -> bool:
+    """Whether this release does not have what a scenario asks for: a watermark, drafts by batch size."""
+    from vllm.config import SchedulerConfig, SpeculativeConfig
+
+    by_batch = config["speculative"] and config["speculative"].get("by_batch")
+    return bool(config["watermark"] and "watermark" not in SchedulerConfig.__dataclass_fields__) or bool(
+        by_batch and not hasattr(SpeculativeConfig, "uses_dynamic_speculative_decoding")
+    )
 
 
 def make_scheduler(config: dict):
@@ -66,6 +82,7 @@ def make_scheduler(config: dict):
     )
     kv_cache = KVCacheConfig(num_blocks=config["num_gpu_blocks"], kv_cache_tensors=[], kv_cache_groups=groups, **more)
     budget, k = config["max_num_batched_tokens"], spec["k"] if spec else 0
+    slots = config["max_num_seqs"] if spec and spec["method"] == "draft_model" and RESERVES_SLOTS else 0
     drafts_keys = bool(spec) and spec["method"] in ("eagle", "draft_model")
     speculation = None
     if spec:
@@ -84,7 +101,8 @@ def make_scheduler(config: dict):
             num_speculative_tokens_per_batch_size=by_batch and [(i, i, n) for i, n in enumerate(by_batch) if i > 0],
         )
     scheduler_config = Stub(
-        max_num_seqs=config["max_num_seqs"], max_num_batched_tokens=budget, max_num_scheduled_tokens=budget,
+        max_num_seqs=config["max_num_seqs"], max_num_batched_tokens=budget,
+        max_num_scheduled_tokens=budget - slots,
         max_model_len=config["max_model_len"], enable_chunked_prefill=config["enable_chunked_prefill"],
         chunked_prefill_enabled=config["enable_chunked_prefill"], policy=config["policy"],
         long_prefill_token_threshold=config["long_prefill_token_threshold"], max_num_partial_prefills=1,
@@ -112,7 +130,7 @@ def make_scheduler(config: dict):
         ec_manager_config=Stub(get_encoder_cache_manager_obj=lambda: EncoderCacheManager),
     )  # fmt: skip
     structured = Stub(accept_tokens=lambda request, tokens: True, validate_tokens=lambda request, tokens: tokens,
-                      should_advance=lambda request: False)  # fmt: skip
+                      should_advance=lambda request, **more: False)  # fmt: skip
     scheduler_class = AsyncScheduler if config["async_scheduling"] else Scheduler
     more = {}
     if any(window == 1 for window, _ in config["kv_groups"]):  # a state is one block, however long the text
@@ -135,7 +153,8 @@ class Run:
         except ImportError:
             from vllm.utils import sha256
         init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(self.config["block_size"], sha256)
+        hasher = get_request_block_hasher(self.config["block_size"], sha256)
+        self.hasher = hasher if self.config["enable_prefix_caching"] else None
         self.tokens: dict[tuple, int] = {}
         self.now = self.free = self.last_end = 0.0
         self.queue: list[tuple] = []  # steps in flight, oldest first
@@ -245,6 +264,8 @@ class Run:
                 n = 1 + min(drafts, most)
             start = request.num_tokens
             sampled.append([self.token(i, start + j) for j in range(n)])
+        if ARRAYS:
+            sampled = [np.array(each, dtype=int) for each in sampled]
         known = {i: r.num_output_tokens for i, r in self.requests.items()}
         result = ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled,
@@ -296,7 +317,8 @@ def main() -> None:
     sys.stdout = sys.stderr  # vLLM logs there
     for line in sys.stdin:
         scenario = json.loads(line)
-        print(json.dumps({"scenario": scenario, "decisions": Run(scenario).run()}), file=answers, flush=True)
+        decisions = None if lacks(scenario["config"]) else Run(scenario).run()
+        print(json.dumps({"scenario": scenario, "decisions": decisions}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from .blocks import has_windows, identify, remember
 from .entries import num_drafts_of, num_tokens_of
 from .groups import swap_out
 from .njit import compiled
-from .queue import goes_before, is_ordered, push_back, put_back
+from .queue import comes_later, is_ordered, push_back, put_back
 from .radix import evict, release_path
 from .state import RETRACT_STEPS, WAITING
 
@@ -78,15 +78,17 @@ def unschedule(core, q):
 @compiled
 def preempt_last(core):
     """Preempt the last running request that is not in this step; or, where some are more urgent, the least urgent of
-    all, which leaves the step if it is in it, and of these the one that came last. Returns it.
+    all, which leaves the step if it is in it, and of these the one that came last, of equals the first admitted.
+    Returns it.
 
     vLLM's victim. The request that lacks memory is not in this step, so there is one.
     """
     requests, running, policy, this_step = core.requests, core.running, core.knobs.policy, core.replica.num_steps
     place = core.scheduler.num_running - 1
     if is_ordered(policy) and core.knobs.num_sequences == 1:
-        for i in range(place - 1, -1, -1):
-            if goes_before(requests, running[place], running[i], policy):
+        last, place = place, 0
+        for i in range(1, last + 1):
+            if comes_later(requests[running[i]], requests[running[place]], policy):
                 place = i
     else:
         while requests[running[place]].last_step == this_step:

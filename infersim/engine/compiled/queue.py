@@ -22,10 +22,16 @@ def is_ordered(policy):
 
 @compiled
 def goes_before(requests, q, other, policy):
-    """Whether request q is more urgent than another, or as urgent and here before it."""
-    own, its = urgency(requests[q], policy), urgency(requests[other], policy)
-    sooner = requests[q].sent < requests[other].sent or (requests[q].sent == requests[other].sent and q < other)
-    return own < its or (own == its and sooner)
+    """Whether request q is more urgent than another, or as urgent and here before it, of equals by its number."""
+    later = comes_later(requests[other], requests[q], policy)
+    return later or (q < other and not comes_later(requests[q], requests[other], policy))
+
+
+@compiled
+def comes_later(request, other, policy):
+    """Whether a request is less urgent than another, or as urgent and here after it."""
+    own, its = urgency(request, policy), urgency(other, policy)
+    return own > its or (own == its and request.sent > other.sent)
 
 
 @compiled
