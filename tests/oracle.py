@@ -74,6 +74,12 @@ class Knobs:
     tier_blocks: tuple[int, int] = (0, 0)  # of the CPU and the disk, for text that leaves the GPU; no disk without CPU
     tier_latency: tuple[float, float] = (0.0, 0.0)
     tier_block_time: tuple[float, float] = (0.0, 0.0)  # a block on the disk passes through the CPU's memory
+    write_through: str = "write_back"  # text goes to the tiers when it leaves the GPU, or when it is computed
+    kv_offloading_load: str = "blocking"  # a load is part of the step; beside it by layers; or only its request waits
+    num_layers: int = 1
+    store_latency: float = 0.0  # of a store that other replicas fill
+    store_block_time: float = 0.0
+    prefill_schedule_interval: int = 1  # prompts are taken in every so many steps, while others decode
     enable_prefix_caching: bool = False  # by blocks
     radix: bool = False  # or in SGLang's tree
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
@@ -131,6 +137,9 @@ class Request:
     entered: bool = False  # its last prefill is in the tree
     num_cached_tokens: int = -1  # found in the cache when it was first scheduled
     num_tier_tokens: tuple[int, int] = (0, 0)  # and of those in the CPU's memory, and on the disk
+    stored_tokens: int = 0  # of its prompt that the store has
+    num_stored_tokens: int = 0  # and that came from there
+    loaded: float = -inf  # when what was loaded for it alone has come
     num_preemptions: int = 0
     num_swapped: int = 0  # blocks in the CPU's memory
     sequences: dict[int, list] = field(default_factory=dict)  # of a group: blocks of each that goes on
@@ -167,8 +176,8 @@ class Block:
 class Pool:
     """vLLM's block pool. free: least recently used first. cached: blocks by what they hold, oldest first."""
 
-    def __init__(self, num_blocks: int, tiers: "Tiers", unhashed_first: bool = False):
-        self.tiers, self.unhashed_first = tiers, unhashed_first
+    def __init__(self, num_blocks: int, tiers: "Tiers", unhashed_first: bool = False, through: bool = False):
+        self.tiers, self.unhashed_first, self.through = tiers, unhashed_first, through
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free = list(self.blocks)
         self.cached: dict[tuple, list[Block]] = {}
@@ -179,7 +188,8 @@ class Pool:
             self.cached[block.key].remove(block)
             if not self.cached[block.key]:
                 del self.cached[block.key]
-                self.tiers.keep(block.key)
+                if not self.through:
+                    self.tiers.keep(block.key)
             block.key = None
         block.references = 1
         return block
@@ -390,6 +400,9 @@ class RadixPool:
         own = [id(b) for r in requests for t in r.tables for b in t[r.tree_tokens // self.block_size :]]
         empty = [id(block) for block in self.empty]
         assert sorted([*kept, *own, *empty]) == sorted(map(id, self.blocks))
+
+
+STORE = 2
 
 
 class Tiers:
@@ -619,7 +632,8 @@ class Simulation:
         blocks = knobs.num_gpu_blocks - 1
         self.tiers = Tiers(knobs.tier_blocks)
         self.pool = RadixPool(blocks, knobs.block_size) if knobs.radix else None
-        self.pool = self.pool or Pool(blocks, self.tiers, knobs.evict_unhashed_first)
+        through = knobs.write_through == "write_through"
+        self.pool = self.pool or Pool(blocks, self.tiers, knobs.evict_unhashed_first, through)
         assert len(self.windows) * ceil(knobs.max_model_len / knobs.block_size) < knobs.num_gpu_blocks
         self.pending = list(self.requests)  # with the client
         self.places = [-inf] * knobs.max_concurrency  # free places of the client: since when
@@ -631,7 +645,8 @@ class Simulation:
         self.num_block_copies = self.block_copies = 0
         self.given_up: list[Request] = []
         self.looked = self.block_time = self.saved_time = self.given_up_time = 0.0
-        self.copy_time = self.load_time = 0.0
+        self.copy_time = self.load_time = self.step_loads = self.load_end = 0.0
+        self.wave, self.capacity_bound = 0, False
         self.preempted = self.waits = False  # waits: until the oldest step has ended
         self.front_end = 0.0
         self.num_steps = self.looked_at = 0
@@ -644,12 +659,14 @@ class Simulation:
             self.check()
             if len(self.in_flight) < self.knobs.steps_in_flight and not self.waits:
                 self.send(self.now)
+                if not (self.in_flight or self.running or self.waiting):
+                    self.wave = self.num_steps
                 seen = [request for request in self.incoming if request.visible <= self.now]
                 if self.looks(seen):
                     self.looked_at, self.prefilled = self.num_steps, False
                     self.incoming = self.incoming[len(seen) :]
                     self.waiting += seen
-                    self.waiting.sort(key=self.urgency)
+                    self.waiting.sort(key=self.place)
                 self.look()
                 entries = self.schedule()
                 turned_away = self.turn_away()
@@ -669,16 +686,24 @@ class Simulation:
                 self.complete(*self.in_flight.pop(0))
             elif self.preempted:
                 continue  # the one that lacked memory was the least urgent: now the others may go on
+            elif loads := [r.loaded for r in self.waiting if r.loaded > self.now]:
+                self.now = max(self.now, min(loads + self.coming()))
             elif self.running or self.waiting:
                 raise RuntimeError(f"zero progress at {self.now} s")
-            elif self.incoming:
-                self.now = max(self.now, self.incoming[0].visible)
-            elif self.pending:
-                soonest = max(self.pending[0].arrival, self.front_end) + self.knobs.host_request_time
-                self.now = max(self.now, soonest + self.knobs.host_request_latency)  # if it is not turned away
+            elif soonest := self.coming():
+                self.now = max(self.now, *soonest)
             else:
                 break
         return self.outcome()
+
+    def coming(self) -> list[float]:
+        """When the next request comes, if there is one."""
+        if self.incoming:
+            return [self.incoming[0].visible]
+        if not self.pending:
+            return []
+        soonest = max(self.pending[0].arrival, self.front_end) + self.knobs.host_request_time
+        return [soonest + self.knobs.host_request_latency]  # if it is not turned away
 
     @property
     def in_flight_entries(self) -> list[list["Entry"]]:
@@ -735,9 +760,14 @@ class Simulation:
         prefills = lambda r: r.num_computed_tokens < r.prefill_end  # noqa: E731
         decodes = lambda r: r.num_computed_tokens >= r.prefill_end  # noqa: E731
 
+        aligned = (self.num_steps - self.wave) % max(knobs.prefill_schedule_interval, 1) == 0
+        self.defers = not aligned and not self.capacity_bound and any(map(decodes, self.running))
+
         def admit():
             if idle or not knobs.admit_when_idle:
                 self.admit()
+                if not self.preempted and not self.defers:
+                    self.capacity_bound = bool(self.waiting)
 
         def decode():
             if knobs.retracts:
@@ -795,6 +825,8 @@ class Simulation:
             n = min(n, self.threshold, self.budget, self.knobs.max_model_len - 1 - request.num_computed_tokens)
             if n <= 0:
                 continue  # its next token is not known yet
+            if self.defers and request.num_computed_tokens < request.prefill_end:
+                continue
             computed = request.num_computed_tokens
             if n * lanes(request) > self.budget:
                 continue
@@ -829,9 +861,9 @@ class Simulation:
                 self.budget += n + self.knobs.draft_slots
         self.chosen = [(r, n) for r, n in self.chosen if r is not victim]
         self.preempt(victim)
-        self.waiting.insert(0, victim)
+        self.waiting.insert(sum(1 for r in self.waiting if r.tables), victim)
         if ordered:
-            self.waiting.sort(key=self.turn)
+            self.waiting.sort(key=lambda r: (0,) if r.tables else (1, *self.turn(r)))
         return before and victim not in in_step
 
     def seats(self, requests: list[Request]) -> int:
@@ -852,6 +884,10 @@ class Simulation:
             and self.seats(self.running) < knobs.max_num_seqs
         ):
             request = self.waiting[position]
+            arrived = bool(request.tables)
+            if arrived and request.loaded > self.now:
+                position += 1
+                continue
             if self.seats([*self.running, request]) > knobs.max_num_seqs:
                 break
             if request.num_steps_in_flight > 0:  # preempted, and steps from before that are still to come back
@@ -859,16 +895,24 @@ class Simulation:
                 continue
             if self.returned and not request.num_swapped:
                 break
-            hits = self.look_up(request)
+            hits = request.tables if arrived else self.look_up(request)
             if hits is None:
                 position += 1
                 continue
-            below = [] if request.num_swapped else self.look_below(request, len(hits[0]))
+            below = [] if request.num_swapped or arrived else self.look_below(request, len(hits[0]))
             cached = (len(hits[0]) + len(below)) * knobs.block_size
-            if request.num_swapped:
+            if request.num_swapped or arrived:
                 cached = request.num_computed_tokens
             idle = sum(1 for table in hits for block in table if block and block.references == 0)
+            watermark = knobs.watermark_blocks if self.running else 0
+            if below and knobs.kv_offloading_load == "background":
+                if not self.load_apart(request, hits, below, idle + watermark):
+                    break
+                position += 1
+                continue
             n = request.num_tokens - cached
+            if self.defers and n > 1:
+                break
             if knobs.clip_max_new_tokens and self.running:
                 room = (len(self.pool.free) - idle) // len(self.windows) * knobs.block_size
                 if n + self.left(request) + knobs.block_size >= room - expected:
@@ -891,7 +935,6 @@ class Simulation:
                     continue
                 break
             n = min(n, self.budget)
-            watermark = knobs.watermark_blocks if self.running else 0
             if request.sequences:
                 needed = request.num_swapped + len(request.sequences)
                 if len(request.sequences) > self.budget:
@@ -911,21 +954,15 @@ class Simulation:
                 continue
             if knobs.reserve == "to-completion":
                 promised = sum(max(self.full_blocks(r) - sum(map(len, r.tables)), 0) for r in self.running)
-                need = self.whole(request.prompt_tokens + request.max_tokens, hits) + promised
+                need = self.whole(request.prompt_tokens + request.max_tokens, [[]] if arrived else hits) + promised
             else:
-                need = self.whole(request.num_tokens, hits) if knobs.reserve_full_isl else 0
+                need = self.whole(request.num_tokens, [[]] if arrived else hits) if knobs.reserve_full_isl else 0
+            if arrived and need:
+                need -= len(request.tables[0])
             if need + watermark > len(self.pool.free):
                 break
-            outputs = min(request.output_tokens, request.max_tokens)
-            tokens = {
-                "whole-prompt": request.num_tokens,
-                "max-model-len": knobs.max_model_len,
-                "output-length": request.prompt_tokens + outputs,
-                "power-of-two": request.prompt_tokens + 2 ** (outputs - 1).bit_length(),
-            }.get(knobs.reserve, 0)
             ahead = knobs.lookahead if knobs.admission_lookahead else 0
-            tokens = min(max(tokens, cached + n + ahead), knobs.max_model_len)
-            positions = ceil(tokens / knobs.block_size)
+            positions = max(self.positions(request, cached + n + ahead), len(hits[0]))
             if len(hits) * positions - sum(map(len, hits)) + idle + watermark > len(self.pool.free):
                 break
             if knobs.allocator != "paged":
@@ -937,11 +974,14 @@ class Simulation:
             if knobs.radix:
                 self.pool.lock(self.found)
                 request.node, request.tree_tokens, request.entered = self.found, cached, False
-            elif knobs.allocator == "paged":
+            elif knobs.allocator == "paged" and not arrived:
                 for block in (block for table in hits for block in table if block):
                     self.pool.touch(block)
-            request.tables, request.num_hashed = hits, len(hits[0])
-            self.load(request, len(hits[0]), below)
+            if not arrived:
+                request.tables, request.num_hashed = hits, len(hits[0])
+            seconds = self.load(request, len(hits[0]), below)
+            self.copy_time += seconds
+            self.step_loads += seconds
             if cached > len(hits[0]) * knobs.block_size:
                 room = positions * knobs.block_size
                 assert self.allocate(request, 0, cached, room=room, step=-1)  # it is there before the step
@@ -950,13 +990,49 @@ class Simulation:
             request.prefill_end = request.num_tokens
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = cached
-                request.num_tier_tokens = tuple(below.count(tier) * knobs.block_size for tier in (0, 1))
             self.copy_time += request.num_swapped * knobs.swap_block_time
             self.returned = self.returned or request.num_swapped > 0
             if cached + n == request.num_tokens:
                 expected += self.left(request)
             self.chosen.append((request, n))
             self.budget -= n + knobs.draft_slots
+
+    def positions(self, request: Request, tokens: int) -> int:
+        """Blocks of each table that a request is given at admission, for so many tokens at least."""
+        outputs = min(request.output_tokens, request.max_tokens)
+        reserved = {
+            "whole-prompt": request.num_tokens,
+            "max-model-len": self.knobs.max_model_len,
+            "output-length": request.prompt_tokens + outputs,
+            "power-of-two": request.prompt_tokens + 2 ** (outputs - 1).bit_length(),
+        }.get(self.knobs.reserve, 0)
+        return ceil(min(max(reserved, tokens), self.knobs.max_model_len) / self.knobs.block_size)
+
+    def load_apart(self, request: Request, hits: list[list[Block]], below: list[int], kept: int) -> bool:
+        """The request takes blocks for all its tokens and waits for its load, before all that hold none."""
+        knobs, size = self.knobs, self.knobs.block_size
+        tokens = request.num_tokens
+        if knobs.reserve == "to-completion":
+            tokens = request.prompt_tokens + request.max_tokens
+        positions = self.positions(request, tokens + knobs.lookahead)
+        if positions - len(hits[0]) + kept > len(self.pool.free):
+            return False
+        for block in hits[0]:
+            self.pool.touch(block)
+        self.waiting.remove(request)
+        self.waiting.insert(sum(1 for r in self.waiting if r.tables), request)
+        request.tables, request.num_hashed = hits, len(hits[0])
+        first_time, cached = request.num_cached_tokens < 0, (len(hits[0]) + len(below)) * size
+        self.load_end = max(self.load_end, self.now) + self.load(request, len(hits[0]), below)
+        request.loaded = self.load_end
+        if first_time:
+            request.num_cached_tokens = cached
+        assert self.allocate(request, 0, cached, room=positions * size, step=-1)
+        request.num_computed_tokens = cached
+        return True
+
+    def place(self, request: Request) -> tuple:
+        return (0, 0) if request.tables else (1, self.urgency(request))
 
     def urgency(self, request: Request) -> int:
         orders = {"fcfs": 0, "lpm": 0, "priority": request.priority, "shortest-first": request.prompt_tokens}
@@ -1005,7 +1081,7 @@ class Simulation:
             self.running.remove(victim)
             self.preempt(victim)
             self.waiting.append(victim)
-            self.waiting.sort(key=self.urgency)
+            self.waiting.sort(key=self.place)
             retracted = True
             if self.knobs.radix:
                 self.pool.make_room(ceil(20 * (len(rest) - 1) / self.knobs.block_size))
@@ -1048,6 +1124,8 @@ class Simulation:
                 if table[i] is not None and self.is_reachable(request, self.windows[group], i):
                     self.pool.enter(table[i], (group, request.text((i + 1) * size)))
                     table[i].step = step
+            for i in reversed(range(request.num_hashed, full)) if self.pool.through else ():
+                self.tiers.keep((group, request.text((i + 1) * size)))
         request.num_hashed = max(request.num_hashed, full)
 
     def is_reachable(self, request: Request, window: int, i: int) -> bool:
@@ -1222,18 +1300,25 @@ class Simulation:
             if tier is None:
                 break
             found.append(tier)
-        return found
+        stored = min(request.stored_tokens, request.num_tokens - 1) // size - first - len(found)
+        return found + [STORE] * max(stored, 0)
 
-    def load(self, request: Request, first: int, below: list[int]) -> None:
-        """Blocks come back, from the disk by way of the CPU. Their copies are used, the last one first."""
-        knobs = self.knobs
-        for i in reversed(range(len(below))):
+    def load(self, request: Request, first: int, below: list[int]) -> float:
+        """Blocks come back, from the disk by way of the CPU, or from the store. Copies in tiers are used, the last one
+        first. Returns the seconds."""
+        knobs, counts = self.knobs, [below.count(tier) * self.knobs.block_size for tier in (0, 1, STORE)]
+        if request.scheduled == -inf and below:
+            request.num_tier_tokens, request.num_stored_tokens = tuple(counts[:2]), counts[2]
+        own, total = [tier for tier in below if tier != STORE], 0.0
+        for i in reversed(range(len(own))):
             self.tiers.use(self.tiers.held[below[i]], (0, request.text((first + i + 1) * knobs.block_size)))
-        for tier, blocks in enumerate((len(below), below.count(1))):
+        for tier, blocks in enumerate((len(own), own.count(1))):
             if blocks:
-                seconds = knobs.tier_latency[tier] + blocks * knobs.tier_block_time[tier]
-                self.copy_time += seconds
-                self.load_time += seconds
+                total += knobs.tier_latency[tier] + blocks * knobs.tier_block_time[tier]
+        if STORE in below:
+            total += knobs.store_latency + below.count(STORE) * knobs.store_block_time
+        self.load_time += total
+        return total
 
     def whole(self, num_tokens: int, hits: list[list[Block | None]]) -> int:
         """Blocks that the admission gate asks for: all tokens, or what a window holds at once, less what is shared."""
@@ -1280,6 +1365,7 @@ class Simulation:
         contexts = [e.request.num_computed_tokens - e.verified for e in entries if e.samples and e.proposed]
         passes = self.knobs.draft_passes[entries[0].proposed] if self.knobs.drafts else 0
         sums = Sums(scheduled, [e.verified for e in entries] if self.knobs.drafts else None, contexts, passes)
+        knobs = self.knobs
         self.num_steps += 1
         self.prefilled = sum(n for _, n in scheduled) > len(scheduled) + sum(e.verified for e in entries)
         issue, latency = self.price(sums)
@@ -1288,6 +1374,9 @@ class Simulation:
         self.block_copies += self.num_block_copies
         self.num_block_copies = 0
         copies, self.copy_time = self.copy_time, 0.0
+        loads, self.step_loads = self.step_loads, 0.0
+        if knobs.kv_offloading_load == "layers":
+            copies -= min(latency, loads) - min(latency, loads) / knobs.num_layers
         issue, latency = issue * (latency + copies) / latency, latency + copies
         self.steps.append((self.now, [(e.request.index, e.n * lanes(e.request)) for e in entries]))
         self.now += self.knobs.host_step_time + self.knobs.host_sequence_time * len(scheduled)
@@ -1364,7 +1453,8 @@ class Simulation:
         else:
             assert all(block.key == key for key, blocks in self.pool.cached.items() for block in blocks)
         assert all(len(table) * knobs.block_size >= r.num_computed_tokens for r in self.running for table in r.tables)
-        assert all((r.num_swapped or r.num_computed_tokens == 0) and not r.tables for r in self.waiting)
+        apart = [r for r in self.waiting if r.loaded == -inf or not r.tables]
+        assert all((r.num_swapped or r.num_computed_tokens == 0) and not r.tables for r in apart)
         assert sum(r.num_swapped for r in self.waiting) <= knobs.num_cpu_blocks
         assert not any(r.num_swapped for r in self.running)
         assert all(r.num_placeholders >= 0 and r.num_steps_in_flight >= 0 for r in self.requests)

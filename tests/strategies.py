@@ -130,6 +130,14 @@ def knobs(draw, exact: bool = True) -> dict:
         pieces["tier_latency"] = tuple(draw(st.sampled_from([0, 1, 5])) * TICK for _ in range(2))
         pieces["tier_block_time"] = tuple(draw(st.sampled_from([0, 1, 3])) * TICK for _ in range(2))
         pieces["enable_prefix_caching"] = True
+        pieces["write_through"] = draw(st.sampled_from(["write_back", "write_through"]))
+    if "allocator" not in pieces and kv_window == (0,) and "radix" not in pieces:
+        pieces["kv_offloading_load"] = draw(st.sampled_from(["blocking", "layers", "background"]))
+        pieces |= {
+            "num_layers": draw(st.sampled_from([1, 4])),
+            "store_block_time": draw(st.sampled_from([0, 2])) * TICK,
+        }
+        pieces["store_latency"] = draw(st.sampled_from([0, 3])) * TICK
     return {
         "block_size": block_size,
         "num_gpu_blocks": 1 + needed_blocks + draw(st.sampled_from([0, needed_blocks // 2, 2 * needed_blocks])),
@@ -140,6 +148,7 @@ def knobs(draw, exact: bool = True) -> dict:
         "skip_unfit_prefill": draw(st.booleans()),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3, 8])),
         "long_prefill_needs_contention": draw(st.booleans()),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 2, 5])),
         "reserve_full_isl": draw(st.booleans()),
         "gate_caps_windows": draw(st.booleans()),
         "windows_by_processed": draw(st.booleans()),
@@ -371,4 +380,6 @@ def scenarios(draw, exact: bool = True, may_speculate: bool = True, forks: bool 
     more = draw(speculation(k, cost, exact)) if speculates else ()
     if (k["enable_prefix_caching"] or k.get("radix")) and draw(st.sampled_from([True, True, False])):
         rows = draw(with_shared_text(rows))
+        if "kv_offloading_load" in k and draw(st.booleans()):  # what others have stored
+            rows = [{**row, "stored_tokens": draw(st.integers(0, row["prompt_tokens"]))} for row in rows]
     return Scenario(rows, k, cost, *more)

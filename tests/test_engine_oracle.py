@@ -52,6 +52,8 @@ def submit(fleet: Fleet, requests: list[dict], replica: int = 0) -> None:
         shared["stop_tokens"] = [r["stop_tokens"] for r in requests]
     columns = [[r[column] for r in requests] for column in COLUMNS]
     fleet.submit(replica, *columns, priority=[r["priority"] for r in requests], **shared)
+    if requests and "stored_tokens" in requests[0]:
+        fleet.requests["stored_tokens"][-len(requests) :] = [r["stored_tokens"] for r in requests]
 
 
 def run(scenario: Scenario) -> Fleet:
@@ -91,6 +93,7 @@ def assert_agree(fleet: Fleet, expected: oracle.Outcome, exact: bool) -> None:
         if want.status == oracle.COMPLETED:
             assert got["num_cached_tokens"] == want.num_cached_tokens
             assert (got["num_cpu_cached_tokens"], got["num_disk_cached_tokens"]) == want.num_tier_tokens
+            assert got["num_stored_cached_tokens"] == want.num_stored_tokens
             for name in ("scheduled", "first_token", "last_token"):
                 assert got[name] == pytest.approx(getattr(want, name), rel=tolerance, abs=tolerance)
             assert got["num_accepted_tokens"] == want.num_accepted

@@ -98,6 +98,67 @@ def test_text_that_was_loaded_is_a_hit_in_the_same_step():
         assert by_tier(engine)[4] == (0, 0)
 
 
+def test_layers_are_loaded_while_others_are_computed():
+    """A pipeline of n layers, each loaded in l / n and computed in c / n: l/n + (n - 1) max(l, c)/n + c/n in all."""
+    load, step = 0.25 + 3 * 0.125, 1.0
+    for n, time, more in ((1, load, {}), (4, load, {}), (4, 1.25, {"tier_latency": (0.875, 0)})):
+        engine = tiers(cpu=8, kv_offloading_load="layers", num_layers=n, **more)
+        assert cached(engine, [0, 10, 20], [16, 19, 16], [1] * 3, [A, B, A])[2] == 12
+        assert seconds(engine)[2] == time / n + (n - 1) * max(time, step) / n + step / n
+
+
+def test_a_load_in_the_background_delays_its_request_alone():
+    """The prompt waits until its text is there; the one that decodes meanwhile has steps of 1 s as if there were no
+    load. Loads go one after another."""
+    engine = tiers(cpu=30, blocks=14, max_num_seqs=4, kv_offloading_load="background", tier_latency=(2.25, 0.5))
+    times, prompts = [0, 10, 20, 30, 40, 40.5, 40.5], [16, 16, 19, 19, 8, 16, 16]
+    found = cached(engine, times, prompts, [1, 1, 1, 1, 9, 1, 1], [A, C, B, [(4, 19)], [(9, 8)], A, C])
+    assert found[5:] == [12, 12]
+    first, second = (2.25 + 0.125 * cpu / 4 for cpu, _ in by_tier(engine)[5:])
+    ends = np.array([41 + first, 41 + first + second])
+    assert engine.requests["scheduled"][5:].tolist() == np.ceil(ends).tolist()
+    assert engine.requests["last_token"][4] - engine.requests["scheduled"][4] == 9.0
+    assert engine.time_by_resource[state.OFFLOAD] == 0.0
+
+
+def test_written_through_is_there_before_the_gpu_evicts_it():
+    """The tier has every block that was ever computed; evicted first or not, as much is found."""
+    through, back = (tiers(cpu=99, write_through=f"write_{name}") for name in ("through", "back"))
+    for engine in (through, back):
+        assert cached(engine, [0, 10, 20], [16, 19, 16], [1] * 3, [A, B, A])[2] == 12
+        engine.submit(0, [30.0], [9], [1], [1], segments=(np.array([0]), 1, [5], [9]))
+        engine.advance()
+    used = [int(engine.blocks[0]["references"][6]) for engine in (through, back)]
+    assert used[0] == 4 + 4 + 2 > used[1]
+    assert by_tier(through)[:3] == by_tier(back)[:3]
+
+
+def test_a_store_of_all_replicas_brings_what_it_has():
+    """So many blocks in latency and seconds per block, but at least one token is computed, and no tier is needed."""
+    engine = fleet(6, max_model_len=20, store_latency=0.5, store_block_time=0.25)
+    engine.submit(0, [0.0, 10.0], [16, 16], [1, 1], [1, 1], segments=(np.arange(2), 1, [1, 2], [16, 16]))
+    engine.requests["stored_tokens"] = [10, 16]
+    engine.advance()
+    assert seconds(engine) == [1.0 + 0.5 + 2 * 0.25, 1.0 + 0.5 + 3 * 0.25]
+    assert engine.requests["num_stored_cached_tokens"].tolist() == [8, 12]
+
+
+def test_a_router_is_told_of_tiers():
+    """Three of four blocks on the GPU or below it, the latter at the weight asked for."""
+    engine = tiers(cpu=8)
+    cached(engine, [0, 10], [16, 19], [1] * 2, [A, B])
+    row = engine.add(16, 1, 1, 1, segments=(np.array([0]), 1, [1], [16]))
+    assert [engine.match(row, weight)[0] for weight in (0.0, 0.75, 1.0)] == [0.0, 9.0, 12.0]
+
+
+def test_prompts_wait_for_the_step_that_takes_them():
+    """Every fifth step since it had nothing to do, while others decode and none was left behind; steps of 1 s."""
+    engine = fleet(40, max_num_seqs=4, max_model_len=40, prefill_schedule_interval=5)
+    engine.submit(0, [0, 0.5, 6.5], [4, 4, 4], [30, 1, 1], [30, 1, 1])
+    engine.advance()
+    assert engine.requests["scheduled"].tolist() == [0.0, 5.0, 10.0]
+
+
 def records(engine: Fleet, but: tuple[str, ...] = ()) -> list[np.ndarray]:
     return [engine.requests[name] for name in engine.requests.dtype.names if name not in but]
 

@@ -73,6 +73,9 @@ RULES: tuple[Rule, ...] = (
     Rule("not enable_chunked_prefill and max_num_batched_tokens < max_model_len", "engine.max_num_batched_tokens",
          "{max_num_batched_tokens} is smaller than max_model_len {max_model_len} and chunked prefill is off, so longer"
          " prompts could never run; must be at least {max_model_len}, or lower max_model_len"),
+    Rule("prefill_schedule_interval > 1 and (engine != 'vllm' or parallelism.attention_data == 1)",
+         "engine.prefill_schedule_interval",
+         "balances vLLM's data-parallel ranks; must be 1, or parallelism.attention_data above 1 and a vllm preset"),
     Rule("parallelism.pipeline > 1 and user.async_scheduling", "engine.async_scheduling",
          "in a pipeline a token enters when the one before has left it; must be false with parallelism.pipeline above"
          " 1"),

@@ -185,6 +185,7 @@ class Deployment:
             beam_turnover=self.beam_turnover,
             copy_block_time=self._copy_block_time if self.num_sequences > 1 else 0.0,
             **self._tiers,
+            num_layers=self.model.num_layers,
             lookahead=self._lookahead,
             host_sequence_time=engine.host_sequence_time + engine.grammar_mask_time,
             host_token_time=engine.host_token_time / engine.stream_interval,  # a chunk is sent at once

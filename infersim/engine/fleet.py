@@ -305,10 +305,12 @@ class Fleet:
         """Free the blocks that a completed request kept because its `hold` was set."""
         self._command(interface.RELEASE, row, time)
 
-    def match(self, row: int) -> np.ndarray:
-        """i4[R]: tokens of an added request's prompt that each replica's prefix cache has now."""
+    def match(self, row: int, below: float = 0.0) -> np.ndarray:
+        """f8[R]: tokens of an added request's prompt that each replica's prefix cache has now; those that only its
+        tiers have count `below` each."""
         self._command(interface.MATCH, row, 0.0)
-        return self.replicas["num_matched"]
+        found, whole = self.replicas["num_matched"], self.replicas["num_matched_below"]
+        return found + below * np.maximum(whole - found, 0)
 
     def fail(self, replica: int, time: float) -> list[int]:
         """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish,
@@ -334,7 +336,7 @@ class Fleet:
                 ring += 1 + size
             forget(blocks, "hash", range(max(int(scheduler["fresh_block"]), int(scheduler["num_tree_blocks"]) + 1)))
             forget(self.nodes[rank], "key", range(int(scheduler["num_nodes"]) + 1))
-        for name in ("evictable_blocks", "num_nodes", "free_node", "num_first"):
+        for name in ("evictable_blocks", "num_nodes", "free_node", "num_first", "load_end"):
             self.schedulers[name][own] = 0
         self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0
         self.schedulers["identified"][own] *= np.where(self.schedulers["identified"][own] > 0, -1, 1)

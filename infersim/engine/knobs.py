@@ -141,6 +141,16 @@ KNOBS: tuple[Knob, ...] = (
          bounds={"gt": 0}, needs="kv_offloading_disk_size", technique=OFFLOADING),
     Knob("kv_offloading_disk_latency", about="of a load from the disk, beyond its bytes; default: 0 (assumed)",
          default=0.0, bounds=HOUR, **SECONDS, needs="kv_offloading_disk_size", technique=OFFLOADING, source="assumed"),
+    Knob("kv_offloading_write_policy", str, "when text goes there: when the GPU evicts it, or as soon as it is computed"
+         " (SGLang's hicache-write-policy; vLLM's OffloadingConnector writes through)", "write_back",
+         choices=("write_back", "write_through"), needs="kv_offloading_size", record="i1", field="write_through",
+         technique=OFFLOADING),
+    Knob("kv_offloading_load", str,
+         "what a load delays: the step that admits its request (blocking); that step, but for what it computes layer by"
+         " layer meanwhile (layers: SGLang's HiCache); or its request alone, while others run (background: vLLM's"
+         " OffloadingConnector, loads one after another)", "blocking", choices=("blocking", "layers", "background"),
+         needs="kv_offloading_size",
+         record="i1", technique=OFFLOADING),
     Knob("enable_prefix_caching", bool, "find KV of text that was computed before", True, technique=PREFIXES),
     Knob("prefix_cache", str,
          "find it by hashes of full blocks, as vLLM does, or in a radix tree, as SGLang does: token by token, once it"
@@ -173,6 +183,9 @@ KNOBS: tuple[Knob, ...] = (
          " TensorRT-LLM's option)", 1, bounds={"le": 2**20}, technique=STREAMING),
     Knob("stream_first_token", bool, "the first token is sent alone, as soon as it is there; false: with the first"
          " interval's", True, technique=STREAMING),
+    Knob("prefill_schedule_interval", int, "vLLM's: under data-parallel attention prompts are computed in every so many"
+         " steps only, while others decode and as long as such a step takes all that wait; 1: in every step", 1,
+         bounds={"le": 2**20}, record="i4", technique=WAITS),
     Knob("scheduler_recv_interval", int, "SGLang's: decode steps from one look for new requests to the next; behind a"
          " prefill it looks at once; 0: it looks before every step", 0, least=0, bounds={"le": 2**20},
          engines=("sglang",), record="i4", technique=WAITS),
@@ -309,6 +322,9 @@ COMPUTED: tuple[Computed, ...] = (
     Computed("tier_blocks", "i4", "that hold what the GPU evicts, no disk without the CPU", "tier"),
     Computed("tier_latency", "f8", "s of each load, and ...", "tier"),
     Computed("tier_block_time", "f8", "... of each block; what the disk has takes the CPU's as well", "tier"),
+    Computed("store_latency", "f8", "s of a load from a store of all replicas, and ..."),
+    Computed("store_block_time", "f8", "... of each block"),
+    Computed("num_layers", "i4", "of the model: of which one is loaded while the one before is computed"),
     Computed("jump_tokens", "i4", "that a grammar may decide behind a sampled one, 0: none"),
     Computed("jump_chance", "f8", "that it does, behind one that is sampled"),
     Computed("lookahead", "i4", "tokens beyond a step's own for which blocks are taken: the drafter writes there"),

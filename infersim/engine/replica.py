@@ -30,6 +30,7 @@ def make_knobs(**values) -> np.void:
     """
     knobs = np.zeros((), state.KNOBS)
     knobs["num_kv_groups"] = knobs["steps_in_flight"] = knobs["chunked_prefill"] = knobs["num_sequences"] = 1
+    knobs["num_layers"] = 1
     knobs["kv_multiplicity"][0] = 1
     knobs["order"] = state.ORDERS["running-first"]
     for name, value in values.items():

@@ -16,7 +16,8 @@ SIDE_CHANNEL = 5600  # NIXL's
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 FLAGS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size",
-    "num_gpu_blocks_override", "long_prefill_token_threshold", "enable_chunked_prefill", "enable_prefix_caching",
+    "num_gpu_blocks_override", "long_prefill_token_threshold", "prefill_schedule_interval",
+    "enable_chunked_prefill", "enable_prefix_caching",
     "kv_offloading_size", "async_scheduling", "enforce_eager", "scheduling_policy",
 )  # fmt: skip
 """settings of an engine that are options of `vllm serve`"""
@@ -101,10 +102,9 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
     words += ["--kv-cache-dtype", kv_cache if kv_cache == "fp8" else _dtype(kv_cache)] if kv_cache != "auto" else []
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size"):
         words += [f"--{name.replace('_', '-')}", f"{engine[name]}"]
-    if engine["num_gpu_blocks_override"] is not None:
-        words += ["--num-gpu-blocks-override", str(engine["num_gpu_blocks_override"])]
-    if engine["long_prefill_token_threshold"]:
-        words += ["--long-prefill-token-threshold", str(engine["long_prefill_token_threshold"])]
+    defaults = {"num_gpu_blocks_override": None, "long_prefill_token_threshold": 0, "prefill_schedule_interval": 1}
+    for name, default in defaults.items():
+        words += [] if engine[name] == default else [f"--{name.replace('_', '-')}", str(engine[name])]
     if (drafts := scenario.speculation) is not None:
         config: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
         config |= {"method": "eagle3", "parallel_drafting": True} if drafts.how.parallel else {}

@@ -40,7 +40,7 @@ SPARSE = ("DeepSeek-V2-Lite", "Qwen3-30B-A3B", "Mixtral-8x7B-v0.1", "Qwen3.5-35B
 PROFILES = names("hardware_profiles")
 VALUES: dict[str, list[Any]] = {
     "max_num_seqs": [1, 2, 5, 16, 64], "max_num_batched_tokens": [1, 7, 64, 200, 512, 2048, 4096],
-    "block_size": [1, 8, 16, 32, 64], "gpu_memory_utilization": [0.8, 0.9, 0.95],
+    "block_size": [1, 8, 16, 32, 64], "prefill_schedule_interval": [1, 4], "gpu_memory_utilization": [0.8, 0.9, 0.95],
     "long_prefill_token_threshold": [0, 1, 40, 300],
     "watermark": [0.0, 0.01, 0.1, 0.5], "jump_forward_share": [0.1, 0.5, 0.7], "jump_forward_tokens": [1, 4, 10],
     "swap_space": [0, "1 GB", "8 GiB"], "kv_offloading_size": [0, "2 GB", "40 GB"],
@@ -329,6 +329,8 @@ def engine(draw: Draw, profile: dict[str, Any], found: dict[str, Any], tables: i
             flags.pop(key, None)
     if str(flags.get("attention_kernel", "")).startswith("flash") and "h100" not in profile["name"].lower():
         flags["attention_kernel"] = "standard"
+    if found.get("parallelism", {}).get("attention_data", 1) == 1 or not preset.startswith("vllm"):
+        flags.pop("prefill_schedule_interval", None)
     if whole:
         flags["enable_chunked_prefill"] = flags.get("enable_chunked_prefill", False)
     if found["model"] == "Qwen3.5-35B-A3B":
@@ -348,7 +350,8 @@ def engine(draw: Draw, profile: dict[str, Any], found: dict[str, Any], tables: i
         flags |= {"jump_forward_share": 0.4}
         flags.pop("async_scheduling", None)
     disk = {"kv_offloading_disk_size", "kv_offloading_disk_bandwidth", "kv_offloading_disk_latency"} & flags.keys()
-    if disk or flags.get("kv_offloading_size") or "kv_offloading_latency" in flags:
+    how = {"kv_offloading_latency", "kv_offloading_load", "kv_offloading_write_policy"} & flags.keys()
+    if disk or how or flags.get("kv_offloading_size"):
         if (
             pieces
             or beams

@@ -16,8 +16,10 @@ from .blocks import (
 )
 from .contiguous import give_back, take_piece
 from .njit import compiled
+from .queue import push_behind_holders, remove
 from .radix import match_prefix, share_match
 from .state import (
+    BACKGROUND,
     CPU,
     RESERVE_MAX_MODEL_LEN,
     RESERVE_OUTPUT_LENGTH,
@@ -216,7 +218,8 @@ def get_computed_blocks(core, q, watermark):
             return request.num_computed_tokens
         if knobs.tier_blocks[CPU] > 0:
             length += look_below(request, knobs, scheduler, core.blocks, core.segments, table)
-        return length * knobs.block_size
+        tokens = min(request.stored_tokens, request.prompt_tokens + request.num_output_tokens - 1)
+        return max(length, tokens // knobs.block_size) * knobs.block_size
     if knobs.radix and request.num_blocks == 0:
         last = request.prompt_tokens + request.num_output_tokens - 1
         return match_prefix(request, last, scheduler, knobs, core.requests, core.nodes, core.segments)
@@ -234,20 +237,42 @@ def allocate_cached(core, request, num_computed, num_tokens, length, reserve):
     share_hits(request, scheduler, core.blocks, core.tables, hit)
     if num_computed > hit * knobs.block_size:
         if request.num_swapped == 0:
-            load(
-                request,
-                knobs,
-                scheduler,
-                core.blocks,
-                core.tables[request.table],
-                hit,
-                num_computed // knobs.block_size,
-            )
+            table, end = core.tables[request.table], num_computed // knobs.block_size
+            seconds = load(request, knobs, scheduler, core.blocks, table, hit, end)
+            if knobs.kv_offloading_load == BACKGROUND:
+                scheduler.load_end = max(scheduler.load_end, core.replica.now) + seconds
+                request.loaded = scheduler.load_end
+                core.replica.load_time += seconds
+            else:
+                scheduler.load_time += seconds
+                scheduler.copy_time += seconds
         step = scheduler.step
         scheduler.step = -1  # text that is there, not text that this step computes
         extend(core, request, num_computed, length)
         scheduler.step = step
     extend(core, request, num_tokens, length)
+    return True
+
+
+@compiled
+def begin_load(core, q, computed, watermark):
+    """Waiting request q's text comes back from below the GPU while others run. It takes the blocks of all its tokens at
+    once, as if its KV came from elsewhere (commands.reserve), and waits before all that hold none. False without room.
+    """
+    request, replica, scheduler, knobs = core.requests[q], core.replica, core.scheduler, core.knobs
+    tokens = request.prompt_tokens + request.num_output_tokens
+    if knobs.reserve == RESERVE_TO_COMPLETION:
+        tokens = request.max_num_tokens
+    length = table_length_for(request, knobs, tokens, knobs.lookahead, True)
+    if not allocate_cached(core, request, computed, computed, length, watermark):
+        return False
+    if request.scheduled < 0.0:
+        request.num_cached_tokens = computed
+    request.num_computed_tokens = computed
+    scheduler.held_tokens += computed
+    replica.num_reserved += 1
+    remove(core.requests, scheduler, q)
+    push_behind_holders(core.requests, scheduler, q)
     return True
 
 

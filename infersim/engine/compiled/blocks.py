@@ -36,7 +36,7 @@ def get_new_block(blocks, scheduler, knobs):
     if key != 0:
         if evict(blocks, b):
             scheduler.blocked_request = -1
-        elif knobs.tier_blocks[CPU] > 0 and find(blocks, key) == 0:
+        elif knobs.tier_blocks[CPU] > 0 and not knobs.write_through and find(blocks, key) == 0:
             keep(blocks, scheduler, knobs, key)
     return b
 
@@ -168,6 +168,7 @@ def cache_full_blocks(request, knobs, scheduler, blocks, table, segments, full):
     if scheduler.unshared:
         request.num_hashed_blocks = max(request.num_hashed_blocks, full)
         return
+    first = request.num_hashed_blocks
     while request.num_hashed_blocks < full:
         request.chain, request.segment, request.segment_offset = hash_block(
             request, segments, knobs.block_size, request.chain, request.segment, request.segment_offset
@@ -183,6 +184,9 @@ def cache_full_blocks(request, knobs, scheduler, blocks, table, segments, full):
                     enter(blocks, scheduler, b, key_of(request.chain, t))
                 t += 1
         request.num_hashed_blocks += 1
+    if knobs.write_through and knobs.tier_blocks[CPU] > 0:
+        for i in range(full - 1, first - 1, -1):  # the beginning becomes the most recently used
+            keep(blocks, scheduler, knobs, blocks[table[i]].hash)
 
 
 @compiled

@@ -18,7 +18,8 @@ from .output import drop_finished
 from .queue import remove
 from .radix import evict, insert, match_prefix, peek, release_path
 from .replica import count_outstanding, observe, send
-from .state import ABORTED, COMPLETED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
+from .state import ABORTED, COMPLETED, CPU, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING, WAITING
+from .tiers import is_below
 
 
 @compiled
@@ -144,7 +145,7 @@ def match(a, q):
     hashed_size = 0  # of the blocks that `hashes` are about
     for r in range(a.call.num_replicas):
         knobs = a.knobs[r]
-        a.replicas[r].num_matched = 0
+        a.replicas[r].num_matched = a.replicas[r].num_matched_below = 0
         for rank in range(r * ranks, (r + 1) * ranks):
             scheduler = a.schedulers[rank]
             if knobs.radix:
@@ -163,6 +164,12 @@ def match(a, q):
                         a.hashes[i] = chain
                     hashed_size = knobs.block_size
                 length = cached_prefix(a.blocks[rank], a.hashes, min(limit, len(a.hashes)))
+                below = length
+                if knobs.tier_blocks[CPU] > 0:
+                    while below < min(limit, len(a.hashes)) and is_below(a.blocks[rank], key_of(a.hashes[below], 0)):
+                        below += 1
+                tokens = below * knobs.block_size
+                a.replicas[r].num_matched_below = max(a.replicas[r].num_matched_below, tokens)
             else:
                 awaited, hits, idle = scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks
                 table = a.tables[rank, free_table(scheduler)]

@@ -4,7 +4,7 @@ from types import FunctionType
 
 from . import law
 from .njit import compiled, inlined
-from .state import ACTIVATIONS, COMPUTE, DRAFT, KV, LAUNCH, OFFLOAD
+from .state import ACTIVATIONS, COMPUTE, DRAFT, KV, LAUNCH, LAYERS, OFFLOAD
 
 
 def _compile(names: dict, one_caller: set[str]) -> dict:
@@ -80,12 +80,16 @@ def price_step(a, r):
             scheduler.num_block_copies = 0
             a.scratch[rank, KV] += copies
             total += copies
+        total += attention_time(a.attention[r], price.num_kinds, sums, a.scratch[rank])
         if scheduler.copy_time > 0.0:
-            a.scratch[rank, OFFLOAD] += scheduler.copy_time
-            total += scheduler.copy_time
+            copies = scheduler.copy_time
+            if a.knobs[r].kv_offloading_load == LAYERS:  # a layer is computed while the next one is loaded
+                hidden = min(total, scheduler.load_time)
+                copies -= hidden - hidden / a.knobs[r].num_layers
+            a.scratch[rank, OFFLOAD] += copies
+            total += copies
             a.replicas[r].load_time += scheduler.load_time * price.slow
             scheduler.copy_time = scheduler.load_time = 0.0
-        total += attention_time(a.attention[r], price.num_kinds, sums, a.scratch[rank])
         clear(sums, price.num_kinds)
         if total > slowest:
             slowest = total

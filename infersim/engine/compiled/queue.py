@@ -52,10 +52,10 @@ def insert(requests, scheduler, q, before, after):
 
 @compiled
 def push_back(requests, scheduler, policy, q):
-    """Queue request q behind all that are no less urgent."""
+    """Queue request q behind all that are no less urgent, and those that hold blocks."""
     before, after = scheduler.waiting_tail, -1
     own = urgency(requests[q], policy)
-    while before >= 0 and urgency(requests[before], policy) > own:
+    while before >= 0 and requests[before].num_blocks == 0 and urgency(requests[before], policy) > own:
         after = before
         before = requests[before].prev
     insert(requests, scheduler, q, before, after)
@@ -97,10 +97,8 @@ def push_in_order(requests, scheduler, policy, q, fingers):
                 return
         before, after = -1, scheduler.waiting_head  # few are as urgent, and none of them has a finger
         while after >= 0 and (requests[after].num_blocks > 0 or urgency(requests[after], policy) <= own):
-            if urgency(requests[after], policy) <= own:
-                before = after
+            before = after
             after = requests[after].next
-        after = requests[before].next if before >= 0 else scheduler.waiting_head
         insert(requests, scheduler, q, before, after)
     else:
         push_back(requests, scheduler, policy, q)
@@ -111,6 +109,16 @@ def push_in_order(requests, scheduler, policy, q, fingers):
 def push_front(requests, scheduler, q):
     """Prepend request q to the waiting queue."""
     insert(requests, scheduler, q, -1, scheduler.waiting_head)
+
+
+@compiled
+def push_behind_holders(requests, scheduler, q):
+    """Queue request q, which holds blocks, behind those that do too, and before all others."""
+    before, after = -1, scheduler.waiting_head
+    while after >= 0 and requests[after].num_blocks > 0:
+        before = after
+        after = requests[after].next
+    insert(requests, scheduler, q, before, after)
 
 
 @compiled

@@ -17,6 +17,7 @@ from .radix import before_step, evict
 from .scheduler import schedule
 from .state import (
     ABORTED,
+    BACKGROUND,
     HOST,
     OVER_MAX_MODEL_LEN,
     PENDING,
@@ -211,13 +212,33 @@ def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
         return max(replica.now, step_end[replica.oldest_step])
     if replica.in_flight > 0 or not (replica.blocked or is_empty(schedulers, first, ranks)):
         return replica.now
-    q = replica.pending_head
-    if q < 0:
-        return INFINITY
-    if q == replica.unsent_head:
+    soonest, q = (replica.next_loaded if replica.blocked else INFINITY), replica.pending_head
+    if q >= 0 and q == replica.unsent_head:
         front_end = max(requests[q].arrival, replica.front_end)  # at least so long, if it is not turned away
-        return max(replica.now, front_end + knobs.host_request_time + knobs.host_request_latency)
-    return max(replica.now, requests[q].visible)
+        soonest = min(soonest, front_end + knobs.host_request_time + knobs.host_request_latency)
+    elif q >= 0:
+        soonest = min(soonest, requests[q].visible)
+    return max(replica.now, soonest)
+
+
+@compiled
+def begin_wave(a, r):
+    """With nothing to do, the steps between which prompts are taken are counted anew (EngineCore's step_counter)."""
+    if a.replicas[r].in_flight == 0 and is_empty(a.schedulers, r * a.call.ranks, a.call.ranks):
+        a.replicas[r].wave = a.replicas[r].num_steps
+
+
+@compiled
+def next_loaded(a, r):
+    """When the next load in the background ends: inf if none goes on."""
+    soonest, ranks = INFINITY, a.call.ranks if a.knobs[r].kv_offloading_load == BACKGROUND else 0
+    for rank in range(r * a.call.ranks, r * a.call.ranks + ranks):
+        q = a.schedulers[rank].waiting_head
+        while q >= 0 and a.requests[q].num_blocks > 0:
+            if a.requests[q].loaded > a.replicas[r].now:
+                soonest = min(soonest, a.requests[q].loaded)
+            q = a.requests[q].next
+    return soonest
 
 
 @inlined
@@ -227,6 +248,7 @@ def start_step(a, r):
     first = r * call.ranks
     send(a, r, replica.now, 0.0)
     observe(a, r, replica.now)
+    begin_wave(a, r)
     if looks(a, r):
         replica.looked = replica.num_steps
         join(a, r)
@@ -257,6 +279,7 @@ def start_step(a, r):
         ):
             return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1
+        replica.next_loaded = next_loaded(a, r)
         if replica.in_flight > replica.num_empty and knobs.batch_queue > 0 and knobs.steps_in_flight > 2:
             a.step_end[r, slot] = replica.now
             replica.in_flight += 1

@@ -5,7 +5,7 @@ row of state.REQUEST, a queue a linked list through it. What the step has so far
 scheduler's row.
 """
 
-from .allocation import allocate_slots, gate, get_computed_blocks, keeps_tables, promised_blocks
+from .allocation import allocate_slots, begin_load, gate, get_computed_blocks, keeps_tables, promised_blocks
 from .blocks import has_windows, identify
 from .entries import num_drafts_of, num_tokens_of, write_entry
 from .gang import decode_group, readmit_group
@@ -15,6 +15,7 @@ from .pricing import add_drafts, add_to_sums, add_verification, clear
 from .queue import remove
 from .state import (
     ADMIT,
+    BACKGROUND,
     DECODES,
     DECODES_IF_NO_PREFILL,
     EVERYTHING,
@@ -46,6 +47,8 @@ def schedule(core):
             scheduler.num_running_entries = scheduler.num_entries
             if not (scheduler.preempted or (knobs.admit_when_idle and was_running > 0)):
                 schedule_waiting(core)
+                if not scheduler.defers_prefills:
+                    scheduler.capacity_bound = scheduler.num_waiting > 0
             continue
         if phase == DECODES_IF_NO_PREFILL:
             if scheduler.prefilled:
@@ -76,9 +79,23 @@ def begin_step(core):
     scheduler.prefill_running = scheduler.recount = 0
     scheduler.num_verified = scheduler.num_drafting = 0
     scheduler.preempted = scheduler.prefilled = 0
-    scheduler.wished_tokens = 0
+    scheduler.wished_tokens = scheduler.defers_prefills = 0
+    if knobs.prefill_schedule_interval > 1:
+        scheduler.defers_prefills = defers_prefills(core)
     if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
         scheduler.wished_tokens = wished_tokens(core)
+
+
+@compiled
+def defers_prefills(core):
+    """Whether prompts wait for a later step, since others decode and the last step that took prompts took all of them
+    (EngineCore._should_throttle_prefills, Scheduler.schedule)."""
+    replica, scheduler, decoding = core.replica, core.scheduler, False
+    for i in range(scheduler.num_running):
+        request = core.requests[core.running[i]]
+        decoding = decoding or request.num_computed_tokens >= request.prefill_end
+    aligned = (replica.num_steps - replica.wave) % core.knobs.prefill_schedule_interval == 0
+    return decoding and not aligned and not scheduler.capacity_bound
 
 
 @compiled
@@ -137,6 +154,7 @@ def schedule_running(core, phase):
     if phase == DECODES and knobs.retracts:
         retract(core)
     only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and knobs.padded_drafts == 0
+    only_full = only_full and not scheduler.defers_prefills
     placeholder = 1 if knobs.async_scheduling else 0
     this_step = core.replica.num_steps
     cost = 1 + knobs.draft_slots
@@ -190,9 +208,9 @@ def schedule_one(core, q, place):
             scheduler.token_budget -= n
         return place if n >= 0 else -1
     n = num_new_tokens(core, request, scheduler.token_budget)
-    if n <= 0:
-        return place
     computed = request.num_computed_tokens
+    if n <= 0 or (scheduler.defers_prefills and computed < request.prefill_end):
+        return place
     if min(computed + n + knobs.lookahead, knobs.max_model_len) > request.slots:
         scheduler.num_unscheduled = 0
         num_running = scheduler.num_running
@@ -302,6 +320,8 @@ def admit(core, q):
             add_entry(core, q, n, 0, True)
             return ADMITTED
     arrived = request.num_blocks > 0  # its KV came from elsewhere
+    if arrived and request.loaded > core.replica.now:
+        return PASSED_OVER
     reserved = core.replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
     if keeps_tables(knobs) and not arrived and reserved:
         return STOP  # rows of the tables are left for what runs
@@ -314,9 +334,14 @@ def admit(core, q):
     if computed < 0:
         return STOP if computed == -1 else PASSED_OVER
     looked_up = (scheduler.identified and request.table < 0) or (knobs.radix and not arrived)
+    below = not arrived and scheduler.identified and computed > request.num_hashed_blocks * knobs.block_size
+    if below and request.num_swapped == 0 and knobs.kv_offloading_load == BACKGROUND:
+        return PASSED_OVER if begin_load(core, q, computed, watermark) else STOP
     idle_hits = scheduler.idle_hit_blocks if looked_up else 0
     busy_hits = scheduler.hit_blocks - idle_hits if looked_up else 0
     n = request.prompt_tokens + request.num_output_tokens - computed
+    if scheduler.defers_prefills and n > 1:
+        return STOP
     if knobs.clip_max_new_tokens > 0 and not room_for_all(core, request, n, idle_hits):
         return STOP
     padded = padding(core, computed, n)
@@ -378,7 +403,8 @@ def start_running(core, q, computed, n, padded, arrived):
         scheduler.num_forks += request.num_sequences - 1
     if request.scheduled < 0.0:
         request.scheduled = replica.now
-        request.num_cached_tokens = 0 if arrived else computed
+        if not arrived:
+            request.num_cached_tokens = computed
     if arrived:
         replica.num_reserved -= 1
     request.status = RUNNING

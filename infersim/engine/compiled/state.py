@@ -51,6 +51,8 @@ FCFS, PRIORITY, SHORTEST_FIRST, LONGEST_PREFIX = range(4)
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 # What a pipeline has in flight beside steps with something to do: see knobs.
 UNTIL_DONE, UNTIL_FULL = 1, 2
+# When a step whose requests have text loaded goes on: after it, beside it layer by layer; or they wait for it alone.
+LAYERS, BACKGROUND = 1, 2
 # Where text goes that the GPU evicts.
 TIERS = ("cpu", "disk")
 CPU, DISK = range(len(TIERS))
@@ -72,9 +74,9 @@ _FIELDS = np.dtype(
         ("last_step", "i4"),  # the last step it was in, -1 before
         ("prompt_tokens", "i4"),
         ("num_drafts", "i2"),  # drafts that it brings to its next step
-        ("num_in_flight_tokens", "i4"),  # of its steps that are to come back, if it has windows
         ("all_accepted", "i1"),  # those of its last step were all accepted
         ("status", "i1"),
+        ("num_in_flight_tokens", "i4"),  # of its steps that are to come back, if it has windows
         ("acceptance", "i4"),  # its row in `accepted`
         ("key", "u8"),  # of its draws
         (
@@ -104,18 +106,21 @@ _FIELDS = np.dtype(
         ("visible", "f8"),  # when the API server is done with it: it takes one after another
         ("scheduled", "f8"),  # first time it entered a step
         ("first_token", "f8"),
+        ("loaded", "f8"),  # when what is loaded for it in the background has come
         ("num_cached_tokens", "i4"),  # found in the prefix cache when it was first scheduled ...
         ("num_cpu_cached_tokens", "i4"),  # ... and of those in the CPU's memory ...
-        ("num_disk_cached_tokens", "i4"),  # ... and on the disk
+        ("num_disk_cached_tokens", "i4"),  # ... on the disk ...
+        ("num_stored_cached_tokens", "i4"),  # ... and in a store of all replicas
         # what only prefix caching touches
+        ("stored_tokens", "i4"),  # of its prompt that such a store has when it comes to a replica
         ("table", "i4"),  # its row of block tables while its blocks have an identity, else -1
         ("name", "i8"),  # of its own text: what follows the segments, and what it generates
         ("first_segment", "i8"),  # in `segments`
         ("num_segments", "i4"),
         ("segment", "i4"),  # where the text that is not yet hashed, or not in the radix tree, begins
         ("segment_offset", "i4"),
-        ("chain", "i8"),  # hash of all text before
         ("shared_boundary", "i4"),  # where text ends that other groups have cached and a window not, 0: nowhere
+        ("chain", "i8"),  # hash of all text before
         ("node", "i4"),  # of the radix tree, with which the text ends that it holds there, 0: it holds none
         ("tree_tokens", "i4"),  # so many tokens; of a waiting request: those that longest-prefix order has found
     ],
@@ -237,8 +242,11 @@ REPLICA = np.dtype(
         ("pending_tail", "i4"),
         ("outstanding", "i4"),  # sent and not finished
         ("num_finished", "i4"),  # completed, rejected or aborted
-        ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has
+        ("num_matched", "i4"),  # tokens of the request asked about last that its prefix cache has ...
+        ("num_matched_below", "i4"),  # ... and with its tiers
         ("num_steps", "i8"),
+        ("next_loaded", "f8"),  # when the next load in the background ends, while nothing else can go on
+        ("wave", "i8"),  # num_steps when it last had nothing to do
         ("looked", "i8"),  # num_steps when the scheduler looked for new requests last
         ("num_preemptions", "i8"),
         ("num_copied", "i8"),  # blocks swapped out or in
@@ -328,6 +336,9 @@ SCHEDULER = np.dtype(
         ("num_given_up", "i4"),  # waiting requests that are to be rejected
         ("free_tree_block", "i4"),  # of the trees of groups: the first free row that was used before, or 0
         ("num_tree_blocks", "i4"),  # rows that were ever used by them
+        ("defers_prefills", "i4"),  # until a later step, see knobs.prefill_schedule_interval
+        ("capacity_bound", "i4"),  # the last step that did not left some waiting
+        ("load_end", "f8"),  # when the link to the host has brought what was asked for in the background
         ("copy_time", "f8"),  # of blocks swapped out or in, or brought back, since the last step ...
         ("load_time", "f8"),  # ... and of those brought back
         ("tier_hits", "i4", (len(TIERS),)),  # blocks of the request looked up last that each tier has

@@ -4,9 +4,12 @@ What the GPU evicts becomes the most recently used of the CPU tier, the least re
 the disk, that of a full disk is forgotten. A copy stays where it is when it is brought back, and counts as used. After
 vLLM's SimpleCPUOffloadConnector with lazy_offload (blocks are copied as they come near the head of the free queue,
 unless a copy is there) and SGLang's HiCache with write_back; what a disk has passes through the CPU's memory, as in
-vLLM's tiered offloading (v1/kv_offload/tiering/manager.py). A load makes the step that admits its request longer, as
-LMCache's connector does, which loads before the forward pass unless asked to do it in the background; copying out is
-asynchronous in all of them and costs nothing here.
+vLLM's tiered offloading (v1/kv_offload/tiering/manager.py). With write-through text is copied as soon as it is
+computed (OffloadingConnector; HiCache's write_through), and a GPU's eviction copies nothing. Copying out is
+asynchronous in all of them and costs nothing here. A load makes the step that admits its request longer (LMCache), goes
+on layer by layer beside it (HiCache, LMCache's layerwise mode), or the request waits for it while others run
+(OffloadingConnector).
+What a store of all replicas has of a prompt the cluster says (Request.stored_tokens).
 
 A tier is a row of Arrays.blocks that closes its ring, least recently used first, and the slots behind it; a slot is
 found under the hash of its text, salted with the tier.
@@ -86,6 +89,12 @@ def keep(blocks, scheduler, knobs, key):
 
 
 @compiled
+def is_below(blocks, key):
+    """Whether a tier has the text of this key."""
+    return find(blocks, salted(key, CPU)) > 0 or find(blocks, salted(key, DISK)) > 0
+
+
+@compiled
 def look_below(request, knobs, scheduler, blocks, segments, table):
     """Number of blocks behind those just found on the GPU that the tiers hold: their slots to `table`, how many of them
     each tier has to the scheduler's tier_hits."""
@@ -108,15 +117,21 @@ def look_below(request, knobs, scheduler, blocks, segments, table):
 
 @compiled
 def load(request, knobs, scheduler, blocks, table, first, end):
-    """Bring back the blocks first..end - 1 of a request, which `look_below` found: it takes time, and counts as use."""
-    for i in range(end - 1, first - 1, -1):  # as freed blocks: the beginning is the most recently used
+    """Bring back the blocks first..end - 1 of a request: those that `look_below` found, which counts as use, then those
+    that the store has. Returns the seconds."""
+    below, seconds = scheduler.tier_hits[CPU] + scheduler.tier_hits[DISK], 0.0
+    for i in range(first + below - 1, first - 1, -1):  # as freed blocks: the beginning is the most recently used
         unlink(blocks, table[i])
         link(blocks, ring_of(knobs, CPU if table[i] < ring_of(knobs, DISK) else DISK), table[i])
-    seconds = knobs.tier_latency[CPU] + (end - first) * knobs.tier_block_time[CPU]
+    if below > 0:
+        seconds += knobs.tier_latency[CPU] + below * knobs.tier_block_time[CPU]
     if scheduler.tier_hits[DISK] > 0:
         seconds += knobs.tier_latency[DISK] + scheduler.tier_hits[DISK] * knobs.tier_block_time[DISK]
-    scheduler.load_time += seconds
-    scheduler.copy_time += seconds
+    stored = end - first - below
+    if stored > 0:
+        seconds += knobs.store_latency + stored * knobs.store_block_time
     if request.scheduled < 0.0:
+        request.num_stored_cached_tokens = stored * knobs.block_size
         request.num_cpu_cached_tokens = scheduler.tier_hits[CPU] * knobs.block_size
         request.num_disk_cached_tokens = scheduler.tier_hits[DISK] * knobs.block_size
+    return seconds
