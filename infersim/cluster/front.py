@@ -33,6 +33,7 @@ from .prefixes import PrefixTree
 from .routers import Router
 from .signals import Signals
 from .site import Site, pools_of
+from .store import Store
 
 
 class Front:
@@ -115,6 +116,7 @@ class Front:
         router = spec.decode.router if spec.decode else spec.router
         limit = (spec.admission.max_outstanding or 0) if spec.admission else 0
         self.pools = [self.make_pool(router, members, limit) for members in by_model.values()]
+        self.store = Store(spec.kv_store, fleet, sites, self.tree or PrefixTree(requests)) if spec.kv_store else None
         self.which = pools_of(requests, sites).tolist()
         """the number of each request's pool"""
         longest = np.array([fleet.knobs["max_model_len"][pool.members].min() for pool in self.pools])[self.which]
@@ -145,7 +147,7 @@ class Front:
             None if requests.session is None else requests.session.tolist(),
             requests.prompt_tokens.tolist(),
             self.fleet.knobs["block_size"][names],
-            lambda i: self.fleet.match(self.row[i])[names],
+            lambda i: self.fleet.match(self.row[i], router.host_cache_hit_weight)[names],
             self.adapters,
         )
         if router.signal_age:
@@ -277,6 +279,8 @@ class Front:
     def _end(self, i: int, outcome: int, time: float) -> None:
         """The client knows what became of request i; what follows it comes after its delay."""
         self.outcome[i] = outcome
+        if self.store and outcome == COMPLETED:
+            self.store.index.add(i, 0)
         self.ended.append(i)
         self.end = max(self.end, time)
         self.left -= 1
@@ -330,6 +334,8 @@ class Front:
 
     def deliver(self, i: int, row: int, replica: int, time: float) -> None:
         """A replica gets a row of request i, as soon as it has the adapter that it needs."""
+        if self.store:
+            self.store.look_up(i, row)
         if self.slots is not None and (adapter := self.adapters[i]):
             self.slots.deliver(row, adapter, replica, lambda: self.fleet.send(row, replica, self.clock.now))
         else:

@@ -199,7 +199,8 @@ class HandOver(Front):
     def records(self) -> np.ndarray:
         records, prefill = super().records(), self.fleet.requests[self.prefill_row]
         here = self.split
-        for name in ("scheduled", "num_cached_tokens", "num_cpu_cached_tokens", "num_disk_cached_tokens"):
+        for name in ("scheduled", "num_cached_tokens", "num_cpu_cached_tokens", "num_disk_cached_tokens",
+                     "num_stored_cached_tokens"):  # fmt: skip
             records[name][here] = prefill[name][here]
         records["num_preemptions"][here] += prefill["num_preemptions"][here]
         return records

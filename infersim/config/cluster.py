@@ -11,7 +11,7 @@ from .hardware import Hardware
 from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
-from .units import BytesPerSecond, Count, CountOrZero, Number, Seconds, Share
+from .units import Bytes, BytesPerSecond, Count, CountOrZero, Number, Seconds, Share
 
 Replicas = Annotated[Count, Field(le=10_000)]
 
@@ -63,6 +63,8 @@ class Router(Description):
     """of policy weighted (defaults: Gateway API Inference Extension, which llm-d builds on)"""
     overlap_weight: Number = 1.0
     """of policy kv-aware: of prompt blocks to compute against blocks in use (Dynamo's kv-overlap-score-weight)"""
+    host_cache_hit_weight: Annotated[Number, Field(le=1)] = 0.0
+    """of policy kv-aware: what a block counts that only the replica's CPU or disk has (Dynamo's option; llm-d: 0.8)"""
     balance_abs_threshold: CountOrZero = 64
     balance_rel_threshold: Annotated[Number, Field(ge=1)] = 1.5
     """of policy prefix-aware: when the busiest replica has more requests than the idlest by this many and times this,
@@ -221,6 +223,18 @@ class Transfer(Description):
     and weighted; with others nothing counts as cached)"""
 
 
+class KvStore(Description):
+    """Memory of many hosts that keeps the KV of requests that have ended for all replicas (Mooncake store, a remote
+    backend of HiCache or LMCache), the least recently used leaving first. What a replica has not it loads from there,
+    as `engine.kv_offloading_load` says; writing takes no time."""
+
+    size: Annotated[Bytes, Field(gt=0)]
+    bandwidth: Annotated[BytesPerSecond, Field(gt=0)]
+    """of each replica's way there"""
+    latency: Seconds = 0.0
+    """of a load, beyond its bytes"""
+
+
 class Admission(Description):
     """The front door holds requests back while every replica has enough of them; replicas refuse what is too much for
     them (HTTP 503), which clients may try again."""
@@ -288,6 +302,8 @@ class Cluster(Description):
     """replicas that encode images; without them images are not modelled"""
     transfer: Transfer | None = None
     """the link between them"""
+    kv_store: KvStore | None = None
+    """a store of KV that all replicas share; replicas must be alike"""
     router: RouterOrPolicy = Router()
     """a policy, or a mapping with its settings"""
     admission: Admission | None = None
@@ -370,7 +386,7 @@ class Cluster(Description):
     def interacts(self) -> bool:
         """Whether replicas have to do with one another, whatever the router."""
         scaled = any(group.autoscaler for group in self.groups)
-        return bool(self.prefill or self.encode or self.admission or scaled or self.failures)
+        return bool(self.prefill or self.encode or self.admission or self.kv_store or scaled or self.failures)
 
     @property
     def most(self) -> int:

@@ -31,12 +31,16 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePo
     served = [served_name(*each) for each in kinds]
     lora = [deployment.lora.adapters if deployment.lora else {} for deployment, _ in kinds]
     owners = dict(zip(served, served, strict=True))
-    for (deployment, _), where, name, own in zip(kinds, cluster.group_names, served, lora, strict=False):
+    store = [_kv(deployment) for deployment, _ in kinds]
+    for (deployment, kind), where, name, own in zip(kinds, cluster.group_names, served, lora, strict=False):
         same = served.index(name)
         taken = [short(each)[1:-1] for each in own if each in served or owners.setdefault(each, name) != name]
         check(
             **about, where=where, model=deployment.model, hardware=deployment.hardware, first=kinds[0][0].model,
             served=name, namesake=kinds[same][0].model, adapters=own, namesakes_adapters=lora[same], taken=taken,
+            asked_load=(kind.engine or scenario.engine).kv_offloading_load is not None,
+            offloads=deployment.engine.kv_offloading_size > 0, first_kv=store[0], kv_width=_kv(deployment)[1],
+            keeps_blocks=deployment.knobs()["enable_prefix_caching"] and not deployment.knobs()["kv_window"].any()
         )  # fmt: skip
     caches = any(deployment.engine.enable_prefix_caching for deployment, _ in kinds)
     for where, router in cluster.routers.items():
@@ -84,6 +88,12 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
     except InputError as error:
         raise InputError([f"cluster.encode: {problem}" for problem in error.problems]) from None
     return EncoderDeployment(placement, engine, memory)
+
+
+def _kv(deployment: Deployment) -> tuple[Model, float]:
+    """What a store keeps of it: the model's KV, and bytes per token."""
+    gpus = deployment.parallelism.num_gpus // deployment.parallelism.attention_data
+    return deployment.model, deployment.memory.block_bytes * gpus / deployment.memory.block_size
 
 
 def served_name(deployment: Deployment, kind: Kind) -> str:

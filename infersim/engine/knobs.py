@@ -149,7 +149,6 @@ KNOBS: tuple[Knob, ...] = (
          "what a load delays: the step that admits its request (blocking); that step, but for what it computes layer by"
          " layer meanwhile (layers: SGLang's HiCache); or its request alone, while others run (background: vLLM's"
          " OffloadingConnector, loads one after another)", "blocking", choices=("blocking", "layers", "background"),
-         needs="kv_offloading_size",
          record="i1", technique=OFFLOADING),
     Knob("enable_prefix_caching", bool, "find KV of text that was computed before", True, technique=PREFIXES),
     Knob("prefix_cache", str,

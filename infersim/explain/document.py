@@ -197,6 +197,7 @@ class Offloading(Part):
     gpu_hit_rate: float
     cpu_hit_rate: float
     disk_hit_rate: float
+    store_hit_rate: float | None = None
     load_s: float
 
 

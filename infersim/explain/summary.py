@@ -233,20 +233,24 @@ def _prefix_cache(result: Result) -> dict[str, float | None]:
 
 
 def _offloading(result: Result) -> dict[str, float] | None:
-    """Shares of the prompt tokens that stood on the GPU, in the CPU's memory and on the disk when a request was first
-    scheduled, and the seconds that loading took, whenever; None without tiers."""
+    """Shares of the prompt tokens that stood on the GPU, in the CPU's memory, on the disk and in the store when a
+    request was first scheduled, and the seconds that loading took, whenever; None without tiers."""
     seen = select(result.requests, result.requests["scheduled"] >= 0)
-    if not result.engine.kv_offloading_size or not len(seen):
+    stores = result.scenario.cluster.kv_store is not None
+    if not (result.engine.kv_offloading_size or stores) or not len(seen):
         return None
     prompts = int(seen["prompt_tokens"].sum(dtype="i8"))
-    found, cpu, disk = (
+    found, cpu, disk, store = (
         int(seen[name].sum(dtype="i8")) / prompts
-        for name in ("num_cached_tokens", "num_cpu_cached_tokens", "num_disk_cached_tokens")
-    )
+        for name in (
+            "num_cached_tokens", "num_cpu_cached_tokens", "num_disk_cached_tokens", "num_stored_cached_tokens"
+        )
+    )  # fmt: skip
     return {
-        "gpu_hit_rate": found - cpu - disk,
+        "gpu_hit_rate": found - cpu - disk - store,
         "cpu_hit_rate": cpu,
         "disk_hit_rate": disk,
+        **({"store_hit_rate": store} if stores else {}),
         "load_s": float(result.replicas.rows["load_time"].sum()),
     }
 

@@ -165,6 +165,7 @@ class Result:
 
         sent, first, last, outputs = time("sent"), time("first_token"), time("last_token"), r["num_output_tokens"]
         done = np.where(r["status"] == COMPLETED, 1.0, np.nan)
+        stores = self.scenario.cluster.kv_store is not None
         return {
             "request_id": self.request_ids[rows],
             "status": status,
@@ -178,7 +179,7 @@ class Result:
             "output_tokens": outputs,
             "num_preemptions": r["num_preemptions"],
             "replica": r["replica"],
-            **(_cached(r) if self.engine.kv_offloading_size else {}),
+            **(_cached(r, stores) if self.engine.kv_offloading_size or stores else {}),
             **({} if self.tenant is None else {"tenant": np.array(list(tenants))[self.tenant[rows]]}),
             **({} if self.model is None else {"model": np.array(self.models)[self.model[rows]]}),
             **{name: column[rows] for name, column in self.route_columns.items()},
@@ -194,11 +195,12 @@ class Result:
         return pandas.DataFrame(self.columns())
 
 
-def _cached(r: np.ndarray) -> dict[str, np.ndarray]:
+def _cached(r: np.ndarray, stores: bool) -> dict[str, np.ndarray]:
     """Prompt tokens of each request that stood in the cache when it was first scheduled, by tier."""
-    cpu, disk = r["num_cpu_cached_tokens"], r["num_disk_cached_tokens"]
-    return {
-        "gpu_cached_tokens": r["num_cached_tokens"] - cpu - disk,
+    cpu, disk, store = (r[f"num_{name}_cached_tokens"] for name in ("cpu", "disk", "stored"))
+    found = {
+        "gpu_cached_tokens": r["num_cached_tokens"] - cpu - disk - store,
         "cpu_cached_tokens": cpu,
         "disk_cached_tokens": disk,
     }
+    return found | ({"store_cached_tokens": store} if stores else {})

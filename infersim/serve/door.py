@@ -58,7 +58,7 @@ class Door:
             None,
             [],
             self.fleet.knobs["block_size"][members],
-            lambda i: self.fleet.match(self._row_of(i))[members],
+            lambda i: self.fleet.match(self._row_of(i), spec.host_cache_hit_weight)[members],
             [],
         )
         self.members[router] = members

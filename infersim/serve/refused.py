@@ -7,7 +7,7 @@ from infersim.config.scenario import Scenario
 def refuse(scenario: Scenario) -> None:
     """InputError for what only a run can have."""
     cluster, problems = scenario.cluster, []
-    for name in ("encode", "autoscaler"):
+    for name in ("encode", "autoscaler", "kv_store"):
         if getattr(cluster, name) is not None:
             problems.append(f"cluster.{name}: is not served; must be left out, or use `infersim run`")
     if cluster.transfer and isinstance(cluster.transfer.hand_over, int):

@@ -462,6 +462,7 @@ def cluster(draw: Draw, found: dict[str, Any], tables: int, longest: int) -> dic
                 found["engine"]["enable_prefix_caching"] = True
         more: dict[str, Any] = {
             "overlap_weight": draw.choice([0.0, 1, 5]),
+            "host_cache_hit_weight": draw.choice([0.0, 0.8]),
             "balance_abs_threshold": draw.whole(0, 20),
             "balance_rel_threshold": draw.choice([1, 1.1]),
             "cache_threshold": draw.choice([0.1, 0.9]),
@@ -533,6 +534,11 @@ def cluster(draw: Draw, found: dict[str, Any], tables: int, longest: int) -> dic
             {"latency": draw.log(1e-6, 0.1), "request_time": draw.log(1e-6, 0.1),
              "overlap": draw.choice(["none", "layers"]),
              "hand_over": draw.choice(["always", "never", 0, 30])}, 0.5)  # fmt: skip
+    flags = found.get("engine", {})
+    caches = flags.get("enable_prefix_caching", True) and not {"allocator", "prefix_cache"} & flags.keys()
+    if caches and tables == 1 and not grouped and flags.get("preset", "vllm-0.33").startswith("vllm-0."):
+        spec |= draw.some({"kv_store": {"size": draw.choice(["1 GB", "1 TB"]), "bandwidth": draw.log(1e8, 1e11)}
+                           | draw.some({"latency": "1 ms"})}, 0.1)  # fmt: skip
     if draw.chance(0.15):
         spec["admission"] = {"max_outstanding": draw.whole(1, 8)} | draw.some({"max_queue": draw.whole(0, 8)}, 0.5)
         if not linked:
