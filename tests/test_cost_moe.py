@@ -46,6 +46,24 @@ def test_touched_experts_are_those_that_draws_touch(experts, k, skew, tokens):
     assert routing.touched(tokens) == pytest.approx(np.mean(drawn), rel=0.03, abs=0.3)
 
 
+@pytest.mark.parametrize(("experts", "k", "ranks", "groups"), [
+    (128, 8, 8, (1, 1)), (384, 8, 4, (1, 1)), (256, 8, 8, (8, 4)), (256, 8, 4, (8, 4)), (160, 6, 8, (8, 3)),
+])  # fmt: skip
+@pytest.mark.parametrize("tokens", [4, 16, 64])
+def test_the_busiest_rank_is_the_one_of_draws(experts, k, ranks, groups, tokens):
+    """Its tokens and its touched experts, mean of 200 draws; a token's experts are in some of the groups."""
+    routing, (count, chosen) = Routing(experts, k, ranks, groups=groups[0], groups_per_token=groups[1]), groups
+    rng = np.random.default_rng(0)
+    order = rng.random((200, tokens, count)).argsort(-1)[..., :chosen]
+    allowed = (np.arange(count) == order[..., None]).any(-2).repeat(experts // count, axis=-1)
+    picked = np.where(allowed, rng.random((200, tokens, experts)), -1.0).argsort(-1)[..., -k:]
+    hits = np.zeros((200, experts), int)
+    np.add.at(hits, (np.arange(200)[:, None], picked.reshape(200, -1)), 1)
+    by_rank = hits.reshape(200, ranks, -1)
+    assert routing.imbalance(tokens) == pytest.approx(by_rank.sum(-1).max(-1).mean() * ranks / (tokens * k), rel=0.09)
+    assert routing.most_touched(tokens) == pytest.approx((by_rank > 0).sum(-1).max(-1).mean(), rel=0.06)
+
+
 def test_skew_touches_fewer_experts_and_loads_ranks_unevenly():
     even, skewed = Routing(128, 8, 8), Routing(128, 8, 8, skew=1.0)
     assert skewed.touched(64) < even.touched(64)

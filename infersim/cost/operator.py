@@ -80,9 +80,8 @@ class Operator:
         if self.routing is None:
             return sums
         tokens, routing = sums["tokens"], self.routing
-        busiest = routing.imbalance(tokens)
-        experts = np.minimum(routing.touched(tokens) * busiest, routing.held)
-        return {**sums, "experts": experts, "expert_tokens": routing.computed(tokens) * busiest}
+        busy = routing.imbalance(tokens)
+        return {**sums, "experts": routing.most_touched(tokens), "expert_tokens": routing.computed(tokens) * busy}
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class MoE:
     none); with `shared_gate` its output is scaled by one learned logit per token. `router_bias` is one number per
     expert (a bias, or DeepSeek's score correction). The router may also pick one of `num_zero_experts`, which do
     nothing (LongCat-Flash); `num_experts_per_token` are those that do something, on average. Routed experts may work on
-    a projection of `latent_size` channels (Nemotron 3).
+    a projection of `latent_size` channels (Nemotron 3). A token's experts are in `groups_per_token` of `num_groups`
+    equal groups (DeepSeek's topk_group and n_group).
     """
 
     num_experts: int
@@ -78,6 +79,8 @@ class MoE:
     router_bias: bool = False
     num_zero_experts: int = 0
     latent_size: int = 0
+    num_groups: int = 1
+    groups_per_token: int = 1
 
     @property
     def expert(self) -> MLP:

@@ -116,9 +116,12 @@ def mimo_v2_flash(fields: Fields) -> Model:
 
 def deepseek_moe(fields: Fields, topk_method: str) -> MoE:
     shared = fields.integer("n_shared_experts", default=0, least=0)
+    groups = fields.integer("n_group", default=1)
     return read_moe(
         fields,
         "n_routed_experts",
+        num_groups=groups,
+        groups_per_token=min(fields.integer("topk_group", default=groups), groups),
         shared_intermediate_size=shared * fields.integer("moe_intermediate_size"),
         router_bias=fields.text("topk_method", topk_method) == "noaux_tc",  # score correction, one per expert
     )
