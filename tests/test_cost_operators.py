@@ -125,3 +125,18 @@ def test_tensor_parallelism_takes_whole_nodes():
     with pytest.raises(InputError, match="a node holds 8 of h100-sxm"):
         check_modelled(Placement(load_model("Llama-3.1-8B"), H100, parallelism=Parallelism(tensor=12)))
     check_modelled(Placement(load_model("Llama-3.1-8B"), H100, parallelism=Parallelism(tensor=16)))
+
+
+def test_norms_over_all_heads_exchange_their_variance():
+    """Two FP32 sums per token of every layer, where ranks share the heads; norms of each head need none."""
+
+    def small(name: str, tensor: int) -> int:
+        operators = forward_pass(Placement(load_model(name), load_hardware("h100-sxm"), Precision(weights="bf16"),
+                                           Parallelism(tensor=tensor)))  # fmt: skip
+        return sum(op.count for op in operators if op.name == "all_reduce" and op.message == {"tokens": 8.0})
+
+    layers = {name: load_model(name).num_layers for name in ("MiniMax-M2.5", "OLMo-2-7B")}
+    assert {name: small(name, 4) for name in layers} == layers
+    assert not any(small(name, 1) for name in layers)
+    assert not small("Command-R-Plus", 4)
+    assert not small("Qwen3-8B", 4)

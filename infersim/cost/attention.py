@@ -49,6 +49,11 @@ def _keyed(layer: Layer, shape: Pass, count: int) -> list[Operator]:
     attention, context = layer.attention, shape.parallelism.context
     queries, keys = attention.num_heads * attention.head_dim, attention.key_width
     operators = []
+    if attention.qk_norm == "layer" and shape.parallelism.tensor > 1:
+        # the variance of all heads: each rank's sums, two FP32 numbers per token, go round in front of the norm (vLLM's
+        # and SGLang's minimax_m2.py; vLLM's olmo2.py gathers the heads instead)
+        operators.append(shape.elementwise("qk_variance", count, queries + keys))
+        operators += shape.collective("all_reduce", count, shape.parallelism.tensor, 2, width=4)
     if attention.qk_norm:
         operators.append(shape.elementwise("qk_norm", count, 2 * (queries + keys), attention.vector_params))
     if attention.rope:

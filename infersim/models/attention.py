@@ -66,9 +66,10 @@ class Attention:
         fixed state per sequence, nothing per token. `low_rank`: width between two matrices of its gates.
         `state_element_bytes` is an element's of the state (0: as wide as activations).
 
-    `qk_norm`: "head" has one weight vector of head_dim for queries and one for keys, "layer" one weight for each
-    channel of all heads, "unweighted" none. `output_gate` is a gate for each channel of the output (it doubles the
-    query projection, or has one of its own), `head_gate` one for each head. `sinks` is one learned logit per head.
+    `qk_norm`: "head" has one weight vector of head_dim for queries and one for keys, "heads" one for each head,
+    "layer" norms all heads together with one weight for each channel, "unweighted" has no weights. `output_gate` is a
+    gate for each channel of the output (it doubles the query projection, or has one of its own), `head_gate` one for
+    each head. `sinks` is one learned logit per head.
     `kv_shared`: keys and values are an earlier layer's. `values_are_keys`: values have no projection (Gemma 4), and
     are cached all the same.
     """
@@ -81,7 +82,7 @@ class Attention:
     window: int = 0
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["", "head", "layer", "unweighted"] = ""
+    qk_norm: Literal["", "head", "heads", "layer", "unweighted"] = ""
     rope: bool = True
     output_gate: bool = False
     head_gate: bool = False
@@ -204,6 +205,7 @@ class Attention:
         norms = {
             "": 0,
             "head": (1 if self.kv_shared else 2) * self.head_dim,
+            "heads": self.num_heads * self.head_dim + self.key_width,
             "layer": self.num_heads * self.head_dim + self.key_width,
             "unweighted": 0,
         }[self.qk_norm]

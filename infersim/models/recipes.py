@@ -59,7 +59,7 @@ class Recipe:
     output_bias: Flag = "attention_bias"
     mlp_bias: Flag = False
     gated: bool = True
-    qk_norm: Literal["", "head", "layer", "unweighted"] = ""
+    qk_norm: Literal["", "head", "heads", "layer", "unweighted"] = ""
     qk_norm_flag: Flag = True
     output_gate: bool = False
     sinks: bool = False
@@ -180,7 +180,7 @@ RECIPES: dict[str, Callable[[Fields], Model]] = {
     "aria_text": Recipe(2048, experts=Experts("intermediate_size", shared=("moe_num_shared_experts",))),
     "baichuan": Recipe(4096),
     "bitnet": Recipe(2048),
-    "cohere": Recipe(8192, tied=True, num_norms=1, qk_norm="layer", qk_norm_flag="use_qk_norm"),
+    "cohere": Recipe(8192, tied=True, num_norms=1, qk_norm="heads", qk_norm_flag="use_qk_norm"),
     "cohere2": Recipe(8192, tied=True, num_norms=1, window=4096, full_every=4),
     "cohere2_moe": Recipe(8192, tied=True, num_norms=1, window=4096, full_every=4,
                           experts=Experts("intermediate_size", shared=("num_shared_experts",))),
