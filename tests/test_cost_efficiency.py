@@ -88,3 +88,17 @@ def test_provenance_lists_what_a_price_rests_on():
     keys = {"operator", "dtype", "bandwidth", "flops", "fixed", "softness", "provenance", "source"}
     assert all(set(row) == keys for row in rows)
     assert {row["operator"] for row in provenance(replace(placement, parallelism=Parallelism()))} == {*layers, "launch"}
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "h200-sxm"])
+def test_int4_experts_reach_marlins_share_where_no_table_has_them(name):
+    """0.63 (Hopper's mma.sync) of what Marlin's own tables reach on devices that multiply with nothing else."""
+    found = efficiency(load_hardware(name), "moe", "int4")
+    assert found.provenance == "assumed"
+    measured = [
+        efficiency(load_hardware("a100-sxm-80gb"), "moe", "int4"),
+        efficiency(load_hardware("l40s"), "moe", "mxfp4"),
+    ]
+    for own in measured:
+        assert found.flops == pytest.approx(0.63 * own.flops, rel=0.02)
+    assert found.softness == pytest.approx(max(own.softness for own in measured), abs=0.01)

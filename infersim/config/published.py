@@ -48,6 +48,14 @@ class Published(Description):
     """seconds per further hop of a ring over PCIe"""
 
 
+class Marlin(Description):
+    """Marlin's experts, where the tables of experts hold other kernels."""
+
+    flops: Share
+    softness: Number
+    source: str
+
+
 class Generation(Description):
     """What devices of one generation have in common (a row of generations.yaml)."""
 
@@ -57,6 +65,7 @@ class Generation(Description):
     """keys that a prefill kernel works off beyond those that a query sees, per query"""
     attention_kernels: str
     """the generation whose published attention kernels stand for those of this one"""
+    marlin: Marlin | None = None
     beside_prefill: str | None = None
     """the device whose BesidePrefill stands for this generation's; None: kernels pack the heads in any step"""
 

@@ -60,7 +60,8 @@ def efficiency(hardware: Hardware, operator_class: str, dtype: str) -> OperatorE
         for name in relatives(hardware):
             for other in (NEAREST.get(dtype, "bf16"), "bf16"):
                 if base := calibrated(hardware if name == hardware.name else profile(name), "moe", other):
-                    return _assumed(base, f"as moe.{other}" + (f" of {name}" if name != hardware.name else ""))
+                    what = f"as moe.{other}" + (f" of {name}" if name != hardware.name else "")
+                    return _marlin(base, what, hardware) if dtype == "int4" else _assumed(base, what)
     if operator_class in LIKE:
         base = efficiency(hardware, LIKE[operator_class], dtype)
         # what a law adds to the roofline holds for its own kernels
@@ -87,6 +88,15 @@ def calibrated(hardware: Hardware | None, operator_class: str, dtype: str) -> Op
 def _assumed(base: OperatorEfficiency, what: str, **changes) -> OperatorEfficiency:
     source = f"{what}: {base.source}"
     return base.model_copy(update={"provenance": "assumed", "source": source, "errors": {}, **changes})
+
+
+def _marlin(base: OperatorEfficiency, what: str, hardware: Hardware) -> OperatorEfficiency:
+    """Marlin's experts after another kernel's that reads the same bytes."""
+    own = generation_of(hardware).marlin
+    if own is None:
+        return _assumed(base, what)
+    what = f"{what}, {own.flops:g} of the peak ({own.source})"
+    return _assumed(base, what, flops=own.flops, softness=own.softness)
 
 
 def _published(hardware: Hardware, operator_class: str, dtype: str, device: str) -> OperatorEfficiency:
