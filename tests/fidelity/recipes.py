@@ -18,7 +18,8 @@ class Recipe:
     """What differs from the engine's defaults.
 
     engine: keys of the scenario's engine; kv_cache: format; prompts: different ones that clients send again and again,
-    0 for as many as requests; quantised: as the row says, not as the checkpoint is; drafts: of MTP, 0 without.
+    0 for as many as requests; quantised: as the row says, not as the checkpoint is; drafts: of MTP, 0 without; experts:
+    the class whose kernel multiplies MXFP4 experts, where it is not the device's own choice.
     """
 
     engine: dict = field(default_factory=dict)
@@ -27,11 +28,12 @@ class Recipe:
     prompts: int = 0
     quantised: bool = True
     drafts: int = 0
+    experts: str = ""
 
 
 def recipe(row, clients: int) -> Recipe:
     """The recipe of one row, which so many clients made."""
-    if "aic-auto-gap" in row.silicon_data_source or "gap-analysis" in row.silicon_data_source:
+    if "aic-auto-gap" in row.silicon_data_source:
         return _aiconfigurator(row, clients)
     return {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}[row.backend](row)
 
@@ -138,8 +140,11 @@ def _vllm(row) -> Recipe:
     fused = {"fuse_allreduce_rms": (on_b200 and row.precision != "fp8") or row.fam == "Kimi-K2.5"}
     if row.fam == "Llama-3.1-70B":
         return Recipe({"max_num_batched_tokens": 8192, "fuse_allreduce_rms": on_b200}, "fp8")
-    if row.fam == "gpt-oss-120b":
-        return Recipe({"max_num_batched_tokens": 8192} | fused, "fp8" if on_b200 else "bf16")
+    if row.fam == "gpt-oss-120b":  # VLLM_MXFP4_USE_MARLIN on Hopper
+        engine = {"max_num_batched_tokens": 8192, "max_cudagraph_capture_size": 2048} | fused
+        return Recipe(engine, "fp8" if on_b200 else "bf16", experts="" if on_b200 else "moe.int4")
     if row.fam == "MiniMax-M2.5" and not on_b200:
-        return Recipe({"max_num_batched_tokens": 16384 if clients <= 32 else 32768}, "fp8")
-    return Recipe(fused, "bf16")
+        engine = {"max_num_batched_tokens": 16384 if clients <= 32 else 32768, "gpu_memory_utilization": 0.95}
+        return Recipe(engine, "fp8")
+    # nvidia/Kimi-K2.5-NVFP4 has FP8 keys (hf_quant_config.json), which vLLM follows
+    return Recipe(fused, "fp8" if row.fam == "Kimi-K2.5" and row.precision == "fp4" else "bf16")

@@ -45,8 +45,15 @@ With one half in view:
 - MTP (3 drafts, 1 with data-parallel attention; chances of acceptance 0.8, 0.7, 0.6) where image and date say so.
 - Budgets, formats and waits of each deployment as InferenceX's scripts have them (`recipes.py`): prompts that wait
   for others, polls every 10 or 30 steps, ranks that wait for each other (half of what is allowed at most).
-- TensorRT-LLM: 29 us of host per sequence, 0.58 ms per step that no overlap hides (its pull request 10273, issue
-  13957).
+- TensorRT-LLM: 29 us of host per sequence (its pull request 10273). Of what no overlap hides, 0.58 ms per step of 64
+  requests (its issue 13957), 1.0 has all in any step and releases since 1.1 9 us per request: issue 13560 finds no such
+  gap with 4, and small steps of these releases in view were 0.4 to 0.9 ms too long.
+- gpt-oss under vLLM on Hopper multiplies its experts with Marlin (VLLM_MXFP4_USE_MARLIN in the scripts), Kimi-K2.5 in
+  INT4 too. No table has that kernel there: it is what the tables of A100 and L40S say of it, at the rate of mma.sync.
+- Rows of `*-gap-analysis.csv` are InferenceX's runs, copied: of those in view times agree with its own dumps.
+- Keys of Kimi-K2.5 in NVFP4 are FP8 (its hf_quant_config.json): in 16 bits 64 clients would not fit, and none waited.
+- Experts of MiniMax-M2.5 in FP8 are dealt out on B200 (the script asks for it at any EP_SIZE) and on 8 ranks (blocks
+  of 128 do not divide an eighth of one).
 - vLLM sorts the logits of requests that name no temperature (vLLM pull request 40376).
 - TensorRT-LLM's all-reduce is its own, from its table in aiconfigurator.
 - Norms and activations write FP8 and FP4 themselves; all-reduces normalise where the scripts ask for it; neither in
@@ -86,8 +93,14 @@ MISSING = {
 - *Experts of FP8 under vLLM 0.12 on H200.* Qwen3-235B takes twice as long per token as its kernels. It is a constant
   of 0.6 ms per layer at TP2 and 0.45 at TP4, the same for 4 sequences as for 20: a kernel that pads each expert's
   tokens, or is launched one by one. No table of this release says which, and none is assumed.
-- *First tokens of InferenceX's runs under vLLM.* Those of gpt-oss, Kimi-K2.5 and MiniMax-M2.5 take 1.1 to 2.1 times as
-  long as predicted, Kimi-K2.5's under aiconfigurator do not. What its client and server add is not public.
+- *First tokens of InferenceX's runs under vLLM.* Prompts of 1,024 tokens of Kimi-K2.5 and MiniMax-M2.5 take some 0.1 s
+  longer than predicted at 4 clients as at 64: as if the first burst, a tenth of all requests, waited 1 s. The scripts
+  warm up with one prompt again and again, which the prefix cache holds; a later run of one of these deployments, with
+  the cache off, does not have it. Not modelled: what is compiled on first use is not public.
+- *Prompts of Qwen3.5 under SGLang.* They take 2 (H200) to 2.5 times (B200) as long as predicted. Its linear attention
+  does not explain it: Triton's kernels take 0.26 ms per layer and prompt (FlashInfer pull request 3866).
+- *Data-parallel attention under TensorRT-LLM.* DeepSeek-R1's steps with few requests take twice what its kernels do;
+  with 1 client 28 ms, as launched one by one.
 - *Prompts under vLLM on B200.* Llama-3.1-70B's take 1.3 to 1.6 times as long as their kernels, at any precision.""",
     "vllm_requests": "On the RTX PRO 6000 all four are within 5 % (mean TTFT), 8 % (its 99th percentile) and 2 % (TPOT,"
     " E2E); on the RTX 4090 E2E is not. Two terms of the rest are known. Norms, activations and rotary embeddings are"

@@ -10,9 +10,10 @@ from common import attempt, percent, preset_of, read_table, spread
 from recipes import ACCEPTANCE, WAVES, disaggregated, recipe
 
 from infersim.config.errors import InputError
-from infersim.config.hardware import load_hardware
+from infersim.config.hardware import Hardware, load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.scenario import build_scenario
+from infersim.cost.efficiency import efficiency
 from infersim.metrics.latency import measure
 from infersim.run import run
 
@@ -52,6 +53,9 @@ def parallelism(row, pool: str = "") -> dict:
         tp, dp = (tp, moe_tp * ep // tp) if dp == 1 and moe_tp * ep % tp == 0 else (tp, dp)
     if row.fam not in MOE:
         return {"tensor": tp, "pipeline": pp}
+    if row.fam == "MiniMax-M2.5" and row.gemm_quant_mode == "fp8" and (row.system == "b200_sxm" or tp == 8):
+        # minimaxm2.5_fp8_b200.sh deals the experts out for any EP_SIZE; blocks of 128 do not divide an eighth of one
+        ep = tp
     return {"tensor": tp, "attention_data": dp, "expert": ep if tp * dp % ep == 0 else 1, "pipeline": pp}
 
 
@@ -68,6 +72,12 @@ def concurrency(row) -> int:
 def profile(name: str) -> dict:
     """Read once: parsing a calibrated profile takes longer than a run."""
     return load_hardware(name).model_dump(mode="json")
+
+
+def with_experts_of(device: dict, key: str) -> dict:
+    """The device whose MXFP4 experts run with the kernel of the class `key`."""
+    shares = efficiency(Hardware.validate(device, "hardware"), *key.split("."))
+    return device | {"efficiency": device["efficiency"] | {"moe.mxfp4": shares.model_dump(mode="json")}}
 
 
 def length(value) -> int:
@@ -100,9 +110,10 @@ def scenario_of(row, device: dict | None = None) -> dict:
     longest = sum(lengths) + 256
     repeated = {"prefixes": {"count": known.prompts, "tokens": lengths[0] - 1}} if known.prompts else {}
     drafts = {"method": "mtp", "num_speculative_tokens": known.drafts, "acceptance": {"conditional": ACCEPTANCE}}
+    device = device or profile(SYSTEMS[row.system])
     scenario = {
         "model": CATALOGUE.get(row.model_path, row.model_path.split("/")[-1]),
-        "hardware": device or profile(SYSTEMS[row.system]),
+        "hardware": with_experts_of(device, known.experts) if known.experts else device,
         "workload": {"request_rate": "inf", "max_concurrency": clients, "num_requests": WAVES * clients,
                      "input_tokens": 1 if repeated else drawn[0], "output_tokens": drawn[1], **repeated},
         "precision": {"weights": weights, "kv_cache": known.kv_cache},
