@@ -315,9 +315,11 @@ def _assumed(result: Result) -> list[str]:
     if result.warmup:
         before = int((r["sent"] < result.warmup).sum())
         lines.append(f"the first {result.warmup:.4g} s are warm-up: {before:,} requests are left out of the metrics")
-    kinds = Counter(row["provenance"] for row in result.provenance)
-    if kinds:
-        lines.append("operator efficiencies: " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())))
+    kinds: dict[str, list[str]] = {}
+    for row in result.provenance:
+        kinds.setdefault(row["provenance"], []).append(f"{row['operator']} {row['dtype']}".strip())
+    for kind, operators in sorted(kinds.items()):
+        lines.append(f"efficiencies {kind}: {', '.join(operators)}")
     for deployment in (ran.deployment for ran in result.ran):
         found = deployment.hardware.calibration
         if found and found.stack != deployment.engine.engine:
