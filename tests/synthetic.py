@@ -78,7 +78,7 @@ def result_of(
             visits=requests,
             aborted_time=0.0,
         ),
-        "provenance": [{"operator": "gemm", "provenance": "published", "source": "a paper"}],
+        "provenance": [{"operator": "gemm", "dtype": "bf16", "provenance": "published", "source": "a paper"}],
     }
     values |= fields
     for name in ("num_steps", "busy_time", "num_scheduled_tokens"):
