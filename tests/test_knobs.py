@@ -197,7 +197,10 @@ def test_all_that_does_not_go_together_is_said_at_once():
 def test_what_a_user_gives_is_obeyed_or_refused():
     """Prefix caching with recurrent state, more sequences than tokens."""
     parts = ("Qwen3-Next-80B-A3B", load_hardware("b200-sxm"), Precision(), Parallelism())
-    assert not deploy(*parts, Engine()).engine.enable_prefix_caching
-    assert deploy(*parts, Engine(enable_prefix_caching=True)).engine.enable_prefix_caching
+    for preset, caches in (("vllm-0.24", False), ("vllm-0.28", True), ("vllm-0.33", True)):
+        assert deploy(*parts, Engine(preset=preset)).engine.enable_prefix_caching == caches
+        assert not deploy(*parts, Engine(preset=preset, enable_prefix_caching=False)).engine.enable_prefix_caching
+    assert deploy(*parts, Engine(preset="vllm-0.24", enable_prefix_caching=True)).engine.enable_prefix_caching
+    assert not deploy("Mamba-2.8B", *parts[1:], Engine()).engine.enable_prefix_caching  # no attention
     with pytest.raises(InputError, match=r"engine.max_num_seqs: a step has no tokens for 65 sequences; .* 64"):
         resolve(Engine(max_num_seqs=65, max_num_batched_tokens=64), H100, 4096)

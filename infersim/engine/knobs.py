@@ -255,6 +255,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("sparse_windows", bool,
          "of a window only blocks are cached from which a prompt can go on (prefix_cache_retention_interval: 0)", False,
          user=False, record="i1"),
+    Knob("caches_hybrids", bool, "prefix caching is on by itself for models with attention and recurrent state too",
+         False, user=False),
     Knob("evict_unhashed_first", bool,
          "freed blocks whose text nobody can find are given out next, not after all that were freed before", False,
          user=False, record="i1"),
