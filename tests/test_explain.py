@@ -101,7 +101,13 @@ def test_what_was_assumed_is_said():
     result.itl_histogram[np.flatnonzero(result.itl_histogram)[0]] -= 6
     result = dataclasses.replace(result, outstanding_time=98 * 0.8)
     text = "\n".join(summarize([result])["assumed"])
-    for words in ("prefix caching on", "ticks of 3 s", "rejects 2 requests", "1 published", "max_model_len 131,072"):
+    for words in (
+        "prefix caching on",
+        "ticks of 3 s",
+        "rejects 2 requests",
+        "efficiencies published: gemm bf16",
+        "max_model_len 131,072",
+    ):
         assert words in text
 
 
