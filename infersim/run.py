@@ -115,6 +115,16 @@ def simulate(scenario: Scenario, requests: Requests, save_detailed: bool = False
     return _simulate(scenario, kinds, sites, requests, scenario.simulation.seed, None, save_detailed)
 
 
+def _priorities(load: Workload, requests: Requests) -> np.ndarray:
+    """i8[n]: each request's tenant's priority, or the ms at which its first token is due."""
+    tenants = [*(load.tenants or {}).values()]
+    if not load.deadline_order:
+        return np.array([tenant.priority for tenant in tenants])[requests.tenant]
+    limits = np.array([getattr(tenant.goodput, "ttft_ms", None) or 0.0 for tenant in tenants])
+    due = 1e3 * requests.arrival + limits[requests.tenant]
+    return np.minimum(due, np.iinfo("i4").max).astype("i8")
+
+
 def is_drawn(workload: Workload) -> bool:
     """Whether anything in the workload depends on the seed. InputError for a trace that cannot be read."""
     return not _same(*(build_requests(workload, seed, Path()) for seed in (0, 1)))
@@ -139,6 +149,7 @@ def sites_of(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool
             deployment.memory.block_bytes * deployment.parallelism.num_gpus // deployment.parallelism.attention_data,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
+            host_bandwidth=deployment.hardware.pcie_bandwidth or np.inf,
             embedding_bytes=deployment.model.hidden_size * BYTES[deployment.precision.activations],
             **(_named(deployment, kind) if load.models or load.model_column else {}),
         )
@@ -153,7 +164,6 @@ def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
         {
             "adapters": {name: adapter_bytes(deployment.placement, rank) for name, rank in lora.adapters.items()},
             "max_loras": lora.max_loras,
-            "host_bandwidth": deployment.hardware.pcie_bandwidth,
         }
         if lora
         else {}
@@ -196,14 +206,13 @@ def _simulate(
         first = np.arange(len(requests)) % requests.samples == 0
         sent = replace(requests.keep(first), output_tokens=outputs.max(axis=1), samples=1)
         asked, stop_tokens = limits.max(axis=1), np.minimum(outputs, limits)
-    tenants = np.array([tenant.priority for tenant in (load.tenants or {}).values()])
     clients = Clients(
         asked,
         load.max_concurrency or 0,
         load.timeout or 0.0,
         load.retries,
         load.backoff,
-        None if sent.tenant is None else tenants[sent.tenant],
+        None if sent.tenant is None else _priorities(load, sent),
         stop_tokens,
     )
 

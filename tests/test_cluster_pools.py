@@ -14,6 +14,7 @@ from infersim.cluster.site import Site
 from infersim.config.cluster import Cluster
 from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
+from infersim.deployment import deployment_of
 from infersim.engine.compiled import state
 from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
@@ -445,6 +446,23 @@ def test_scaled_to_zero_a_request_waits_for_a_replica_to_start():
     figures["ready"] = [(0.0, 1), (15.0, 0), (1035.0, 1)]
     assert served.route["autoscalers"] == [figures]
     assert served.available.sum() < 150
+
+
+def test_a_replica_that_slept_wakes_in_the_time_of_its_weights_over_pcie(tmp_path):
+    """vLLM's sleep mode, level 1: no node, no load from storage, no warm-up. Two requests, 1,000 s apart."""
+    (tmp_path / "two.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,2\n1000,100,2\n")
+    first = []
+    for sleep in (False, True):
+        startup = {"node": 20, "load_bandwidth": "1 GB/s", "warmup": 5, "sleep": sleep}
+        scaler = {"target": 4, "min": 0, "max": 1, "scale_down_delay": 60, "startup": startup}
+        data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": {"trace": str(tmp_path / "two.csv")},
+                "cluster": {"autoscaler": scaler}}  # fmt: skip
+        scenario = build_scenario(data, "")
+        r = run(scenario)[0].requests
+        first.append(np.diff(r["first_token"] - r["sent"])[0])
+    deployment = deployment_of(scenario)
+    weights = deployment.memory.weights_bytes
+    assert first == pytest.approx([25 + weights / 1e9, weights / deployment.hardware.pcie_bandwidth], rel=1e-3)
 
 
 def test_a_predictive_scaler_is_ready_when_the_spike_comes():

@@ -27,7 +27,10 @@ class Autoscaler:
         self.replicas = np.array(group)
         self.places = np.array([pool.place[replica] for replica in group])
         """i8[]: where they stand in the pool"""
-        self.seconds = start_seconds(spec, front.sites[group[0]])
+        site = front.sites[group[0]]
+        self.seconds = start_seconds(spec, site)
+        self.wake_seconds = site.weights_bytes / site.host_bandwidth if spec.startup.sleep else self.seconds
+        """from the decision until a replica serves that has served before"""
         self.enough_at: list[tuple[float, int]] = []
         """(time, wanted) of the looks within scale_down_delay"""
         self.busy_before = 0.0
@@ -40,6 +43,8 @@ class Autoscaler:
         self.start_of: dict[int, int] = {}
         """the number of each place's last start"""
         self.most = self.count(READY)
+        self.known = {pool.members[r] for r in self._first(READY, len(group))}
+        """replicas that have served"""
         self.ready: list[tuple[float, int]] = [(0.0, self.most)]
         """(s, replicas that serve from then on)"""
         pool.wakers.append(self.wake)
@@ -123,7 +128,10 @@ class Autoscaler:
             pool.become(pool.members[r], STARTING, clock.now)
             self.starts += 1
             there += 1
-            clock.call_at(clock.now + self.seconds, partial(self._started, r, self.starts))
+            known = pool.members[r] in self.known
+            clock.call_at(
+                clock.now + (self.wake_seconds if known else self.seconds), partial(self._started, r, self.starts)
+            )
             self.start_of[r] = self.starts
         self.most = max(self.most, there)
         for r in self._first(STARTING, there - wanted):  # who serves nobody yet goes first (Kubernetes)
@@ -149,6 +157,7 @@ class Autoscaler:
         """A replica is ready, unless that start was called off."""
         if self.pool.state[r] == STARTING and self.start_of[r] == number:
             self.pool.become(self.pool.members[r], READY, self.front.clock.now)
+            self.known.add(self.pool.members[r])
             self._note()
             self.front.admit(self.pool, self.front.clock.now)
 

@@ -99,6 +99,9 @@ class Startup(Description):
     """rate at which weights are read; default: they take no time"""
     warmup: Seconds = 0.0
     """time for compilation and CUDA graphs"""
+    sleep: bool = False
+    """a replica that stops sleeps (vLLM's sleep mode, level 1): its weights go to the host's memory and come back over
+    PCIe when it starts again, without `node`, `load_bandwidth` and `warmup`; its GPUs count as given up meanwhile"""
 
 
 class Autoscaler(Description):

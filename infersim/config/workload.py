@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from .base import Description
+from .slo import Goodput
 from .units import LONGEST, Count, CountOrZero, Number, Parsed, Seconds, Share, parse_quantity, short
 
 Format = Literal[
@@ -179,6 +180,8 @@ class Tenant(Description):
     """of the requests, or of the sessions, relative to the other tenants'"""
     priority: CountOrZero = 0
     """where the front door holds requests back: lower goes first"""
+    goodput: Goodput | None = None
+    """limits of its requests, beside those of slo.goodput: the class of service that it bought"""
 
 
 class MaxTokensFactor(Description):
@@ -253,6 +256,9 @@ class Workload(Description):
     """mean time from an answer to the next request of its session or user (exponential): reading, typing, a tool"""
     tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
     """customers that send the requests, by name; a session belongs to one of them"""
+    deadline_order: bool = False
+    """a request's priority is when its first token is due, arrival + its tenant's goodput.ttft_ms (0 without one): what
+    is due soonest goes first at the front door, and in engines with scheduling_policy priority"""
     models: Annotated[dict[str, Annotated[Number, Field(gt=0)]], Field(min_length=1)] | None = None
     """models that the requests ask for, under their served names: {name: share}; a session stays with one"""
     model_column: Annotated[str, Field(min_length=1)] | None = None
@@ -324,6 +330,8 @@ class Workload(Description):
             times = [time for time, _ in self.curve]
             if len(times) < 2 or times[0] != 0 or any(b <= a for a, b in pairwise(times)):
                 wrong.append("curve must be points from 0 s on, in order, and end with the period")
+        if self.deadline_order and (self.tenants is None or self.has_sessions or self.max_concurrency):
+            wrong.append("deadline_order is for requests of tenants that are sent when they arrive; give tenants alone")
         if self.n > 1 and self.has_sessions:
             wrong.append("n is for single requests; turns must be 1, without users")
         if self.n > 1 and self.beam_width > 1:

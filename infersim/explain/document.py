@@ -242,6 +242,7 @@ class Figures(Part):
     mean_ttft_ms: float | None
     p99_ttft_ms: float | None
     mean_e2el_ms: float | None
+    good_share: float | None = None
 
 
 class Tenants(Part):

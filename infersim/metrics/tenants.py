@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from ..config.slo import REQUEST_METRICS, Goodput
+from .latency import seconds
 from .result import Result
 
 
@@ -17,8 +19,21 @@ def compare_tenants(result: Result) -> dict[str, Any] | None:
     if result.tenant is None or tenants is None:
         return None
     figures = _figures(result, list(tenants), result.tenant)
+    for number, (name, tenant) in enumerate(tenants.items()):
+        if tenant.goodput:
+            figures[name]["good_share"] = _good_share(result, result.tenant == number, tenant.goodput)
     speeds = [row["output_tokens_per_request_s"] for row in figures.values()]
     return {"jain_index": jain(np.array(speeds)), "by_name": figures}
+
+
+def _good_share(result: Result, mine: np.ndarray, limits: Goodput) -> float | None:
+    """Share of these requests that completed within all limits; of those that never completed, none did."""
+    rows = result.requests[mine & result.measured]
+    good = np.ones(len(rows), bool)
+    for metric in REQUEST_METRICS:
+        if (limit := getattr(limits, f"{metric}_ms")) is not None:
+            good &= seconds(rows, metric) * 1e3 <= limit
+    return float(good.sum()) / int(mine.sum()) if mine.any() else None
 
 
 def compare_models(result: Result) -> dict[str, Any] | None:

@@ -285,6 +285,7 @@ def _tenants(tenants: dict | None) -> list[Line]:
         return []
     parts = [
         f"{name} {_number(row['mean_ttft_ms'])} / {_number(row['p99_ttft_ms'])}"
+        + (f" ({row['good_share']:.1%} within its limits)" if row.get("good_share") is not None else "")
         for name, row in tenants["by_name"].items()
     ]
     jain = _number(tenants["jain_index"])

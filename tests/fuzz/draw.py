@@ -201,8 +201,16 @@ def workload(draw: Draw, longest: int, traces: dict[str, str]) -> dict[str, Any]
         {"max_tokens": draw.choice([draw.whole(1, 100), {"factor": 1.5}, "output_length", "max_model_len"])}, 0.2
     )
     load |= draw.some(
-        {"tenants": {"nancy": {"share": 2, "priority": 1}, "bob": draw.some({"share": 3, "priority": 2})}}, 0.1
+        {
+            "tenants": {
+                "nancy": {"share": 2, "priority": 1},
+                "bob": draw.some({"share": 3, "priority": 2, "goodput": {"ttft_ms": 80}}),
+            }
+        },
+        0.1,
     )
+    if "tenants" in load and not {"users", "turns", "max_concurrency"} & load.keys():
+        load |= draw.some({"deadline_order": True})
     if "model_column" not in load:
         load |= draw.some({"models": {"a": 1, "b": 2.5}}, 0.1)
     return load
@@ -474,7 +482,9 @@ def cluster(draw: Draw, found: dict[str, Any], tables: int, longest: int) -> dic
         return draw.choice([policy, {"policy": policy, **draw.some(more, 0.5)}])
 
     def scaler(count: int, least: int) -> dict[str, Any]:
-        startup = draw.some({"node": draw.log(1e-3, 2), "load_bandwidth": draw.log(1e9, 1e12), "warmup": "0.1 s"})
+        startup = draw.some(
+            {"node": draw.log(1e-3, 2), "load_bandwidth": draw.log(1e9, 1e12), "warmup": "0.1 s", "sleep": True}
+        )
         policies = get_args(Autoscaler.model_fields["policy"].annotation)
         most = count + draw.whole(0, 3)
         return {"target": draw.log(0.01, 20), "max": most} | draw.some(
