@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from shared import SHARED, needs_shared
 
 from infersim.config.errors import InputError
+from infersim.config.hardware import load_hardware
+from infersim.cost.memory import weight_bytes
+from infersim.cost.placement import Placement
 from infersim.models.architecture import MLP, Attention, Layer, Model, MoE
 from infersim.models.catalog import catalogue, load_model, names
 from infersim.models.huggingface import FAMILIES, NOT_MODELLED, SAME_TEXT, model_from_config
@@ -117,6 +120,25 @@ PUBLISHED = {
     "FLAN-T5-base": 247_577_856,
     "FLAN-T5-XXL": 11_135_332_352,
 }
+
+
+# Bytes of all tensors, as model.safetensors.index.json of these checkpoints says (its metadata's total_size).
+CHECKPOINTS = {
+    "Llama-3.1-8B": 16_060_522_496,
+    "Llama-3.1-70B": 141_107_412_992,
+    "Mistral-7B-v0.1": 14_483_464_192,
+    "Mixtral-8x7B-v0.1": 93_405_585_408,
+    "Qwen2.5-7B": 15_231_233_024,
+    "Qwen3-30B-A3B": 61_064_245_248,
+    "gpt-oss-20b": 13_761_264_768,  # MXFP4 experts, the rest in 16 bits
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_weights_take_what_the_checkpoint_has(name):
+    """On one GPU, by module and format, with what the server keeps beside them (rotary tables): to 1 %."""
+    placement = Placement(load_model(name), load_hardware("h200-sxm"))
+    assert weight_bytes(placement) == pytest.approx(CHECKPOINTS[name], rel=0.01)
 
 
 RECORDED = json.loads(Path(__file__).with_name("parameters.json").read_text())
