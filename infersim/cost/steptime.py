@@ -21,6 +21,7 @@ from .operators import forward_pass
 from .placement import Placement
 from .roofline import PAIRS, Rate, add_time, attention_law, rate, zero_split
 from .sharding import check_modelled, pipeline_stages
+from .two_batches import with_two_batches
 
 FUSED_BYTES = 8 * 2**20
 """up to this size an all-reduce can add the residual and normalise on its way (vLLM's thresholds of FlashInfer's kernel
@@ -67,6 +68,8 @@ def compile_step_cost(placement: Placement, engine: ResolvedEngine) -> StepCost:
     No step is dearer than one of more tokens, or of more keys, although some kernels were measured so: see `rising`.
     """
     cost = sum_operators(placement, engine)
+    if placement.parallelism.enable_dbo:
+        cost = with_two_batches(cost, placement.model.num_layers)
     shared = None if cost.shared is None else _rising(cost.shared)
     return replace(
         cost,

@@ -94,6 +94,7 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
         words += [flag, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if parallel.expert > 1 else []
     words += ["--all2all-backend", parallel.all2all_backend] if parallel.all2all_backend != "auto" else []
+    words += ["--enable-dbo"] * parallel.enable_dbo
     if parallel.num_redundant_experts:
         words += ["--enable-eplb", "--eplb-config.num_redundant_experts", str(parallel.num_redundant_experts)]
     words += ["--dtype", _dtype(precision.activations)]

@@ -1,0 +1,26 @@
+"""Two-batch overlap: a step runs as two halves, one of which computes while the other's tokens are exchanged."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from infersim.engine.compiled.state import COLLECTIVES
+from infersim.engine.price import StepCost
+
+LEAST_TOKENS = 32
+"""of a step that is split (vLLM's dbo_decode_token_threshold; steps with prompts need 512 there)"""
+
+
+def with_two_batches(cost: StepCost, num_layers: int) -> StepCost:
+    """The price of steps that are split. Exchange and computation of all layers take the longer of both times, and a
+    half layer's part of the shorter one, at the ends, where nothing runs beside."""
+    if cost.shared is None:
+        return cost
+    tokens = np.arange(len(cost.linear))
+    split = tokens >= LEAST_TOKENS
+    low, high = np.where(split, tokens // 2, 0), np.where(split, tokens - tokens // 2, tokens)
+    linear, shared = (table[low] + table[high] for table in (cost.linear, cost.shared))
+    sent = shared[:, COLLECTIVES]
+    computed = linear.sum(-1) + shared.sum(-1) - sent
+    shared[:, COLLECTIVES] -= np.where(split, np.minimum(sent, computed) * (1 - 1 / (2 * num_layers)), 0.0)
+    return replace(cost, linear=linear, shared=shared)
