@@ -116,7 +116,7 @@ def test_blocks_of_one_model_are_not_anothers(tmp_path):
         ({}, {"models": {"GPT-5": 1}}, "workload: no replica serves model 'GPT-5'; served are Llama-3.1-8B, Llama"),
         ({}, {"models": None}, "cluster.kinds.1.model: must be that of kinds.0, unless workload.models says"),
         ({}, {"model_column": "Model"}, "model_column is for a trace, instead of models"),
-        ({}, {"models": {SMALL: 0}}, "workload.models.Llama-3.2-1B: must be greater than 0"),
+        ({}, {"models": {SMALL: 0}}, "workload.models.Llama-3.2-1B: must be greater than"),
         ({"kinds": [{}, {"model": SMALL, "served_model_name": LARGE}]}, {}, "kinds.1.served_model_name: Llama-3.1-8B"),
     ],
 )

@@ -5,7 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from infersim.cluster.autoscaler import Recent
 from infersim.cluster.clients import Clients
 from infersim.cluster.clock import Clock
 from infersim.cluster.link import Link
@@ -580,6 +583,15 @@ def test_waits_for_a_repair_that_helps():
     cluster = {"replicas": 1, "failures": [{"at": 1, "duration": 100}]}
     r = serve_all(cluster, [server()], requests_of([2.0], 1, 1)).requests
     assert (r["status"][0], r["scheduled"][0]) == (state.COMPLETED, 101)
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 9)), max_size=60), st.floats(0, 100))
+def test_an_autoscaler_keeps_the_most_that_was_wanted_lately(looks, delay):
+    """As if it looked through all of the delay each time; what it remembers does not grow where less is wanted."""
+    recent, times = Recent(delay), np.cumsum([gap for gap, _ in looks])
+    for i, (now, (_, wanted)) in enumerate(zip(times, looks, strict=True)):
+        before = [w for t, (_, w) in zip(times[:i], looks, strict=False) if t > now - delay]
+        assert recent.most(now, wanted) == max([*before, wanted])
 
 
 def test_a_thousand_retries_without_backoff_and_none_that_would_last_for_ever():

@@ -100,6 +100,14 @@ def test_paths_are_seen_from_the_scenario_file(tmp_path, monkeypatch):
             {"engine": {"preset": "vllm-0.21"}},
             "engine.preset: no such engine preset (got 'vllm-0.21'); did you mean vllm-0.",
         ),
+        (
+            {"workload": {"request_rate": 1e308}},
+            "workload.request_rate: must be a rate per second such as 10 or 10 1/s, of",
+        ),
+        (
+            {"cluster": {"autoscaler": {"target": 1e-320, "max": 2}}},
+            "cluster.autoscaler.target: must be greater than or equal to",
+        ),
         ({"engine": {"host_step_time": 1e6}}, "engine.host_step_time: must be less than or equal to 3600"),
     ],
 )

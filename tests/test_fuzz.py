@@ -218,6 +218,12 @@ FOUND = {
     },
 }
 
+FOUND["the ends of what a number may be"] = PLAIN | {
+    "workload": LOAD | {"request_rate": 1e9, "tenants": {"a": {"share": 1e-9}, "b": {"share": 1e9}}},
+    "speculation": {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"rate": 1e-320}},
+    "cluster": {"replicas": 1, "autoscaler": {"policy": "outstanding", "target": 1e-9, "max": 2}},
+}
+
 
 @pytest.mark.parametrize("name", FOUND)
 def test_found_and_mended(name):

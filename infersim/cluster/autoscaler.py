@@ -1,6 +1,7 @@
 """Starts and stops replicas so that a figure of each stays near its target."""
 
 import math
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,24 @@ def start_seconds(spec: Spec, site: Site) -> float:
     return spec.startup.node + load + spec.startup.warmup
 
 
+class Recent:
+    """The largest of the numbers within `delay` seconds."""
+
+    def __init__(self, delay: float):
+        self.delay = delay
+        self.looks: deque[tuple[float, int]] = deque()
+        """(time, number) of those after which none is as large: the largest first"""
+
+    def most(self, now: float, number: int) -> int:
+        """With one more number, at a time that is not before the others."""
+        while self.looks and self.looks[0][0] <= now - self.delay:
+            self.looks.popleft()
+        while self.looks and self.looks[-1][1] <= number:
+            self.looks.pop()
+        self.looks.append((now, number))
+        return self.looks[0][1]
+
+
 class Autoscaler:
     """Looks at one group of a pool's replicas every `interval`, as long as requests are left."""
 
@@ -31,8 +50,7 @@ class Autoscaler:
         self.seconds = start_seconds(spec, site)
         self.wake_seconds = site.weights_bytes / site.host_bandwidth if spec.startup.sleep else self.seconds
         """from the decision until a replica serves that has served before"""
-        self.enough_at: list[tuple[float, int]] = []
-        """(time, wanted) of the looks within scale_down_delay"""
+        self.recent = Recent(spec.scale_down_delay)
         self.busy_before = 0.0
         self.looked = 0.0
         self.ended_before = 0
@@ -51,7 +69,8 @@ class Autoscaler:
 
     def count(self, *states: int) -> int:
         """How many of its replicas are in one of these states."""
-        return int(np.isin(self.pool.state[self.places], states).sum())
+        own = self.pool.state[self.places]
+        return sum(int(np.count_nonzero(own == state)) for state in states)
 
     def run(self):
         """A simpy process."""
@@ -79,8 +98,7 @@ class Autoscaler:
         wanted = there if abs(ratio / there - 1) <= TOLERANCE else math.ceil(ratio - 1e-9)
         waited_for = self.pool.queue and not self.pool.ready().any() and self.count(STARTING)
         wanted = min(max(wanted, spec.min, 1 if waited_for else 0), spec.max)
-        self.enough_at = [(t, w) for t, w in self.enough_at if t > now - spec.scale_down_delay] + [(now, wanted)]
-        return max(w for _, w in self.enough_at)
+        return self.recent.most(now, wanted)
 
     def figure(self) -> float:
         """The policy's figure of one ready replica."""

@@ -11,7 +11,7 @@ from .hardware import Hardware
 from .lora import Lora
 from .parallelism import Parallelism
 from .precision import Precision
-from .units import Bytes, BytesPerSecond, Count, CountOrZero, Number, Seconds, Share
+from .units import Bytes, BytesPerSecond, Count, CountOrZero, Number, Seconds, Share, Weight
 
 Replicas = Annotated[Count, Field(le=10_000)]
 
@@ -112,7 +112,7 @@ class Autoscaler(Description):
     """figure of one replica: requests in it, requests waiting, share of KV blocks held, share of time busy, mean TTFT
     or TPOT (s) of what ended since the last look; predictive: arrivals per second when a replica started now would be
     ready. What waits at the front door counts evenly for all replicas behind it"""
-    target: Annotated[Number, Field(gt=0)]
+    target: Weight
     """the value of that figure to hold"""
     min: CountOrZero = 1
     """0: no replica runs while there is nothing to do, and the next request waits until one has started"""
@@ -135,7 +135,7 @@ class Group(Description):
 
     replicas: Replicas = 1
     hardware: Hardware | None = None
-    weight: Annotated[Number, Field(gt=0)] = 1.0
+    weight: Weight = 1.0
     """of router weighted-random"""
     autoscaler: Autoscaler | None = None
     """of these replicas; begins with `replicas`"""

@@ -9,7 +9,7 @@ from .base import Description, near
 from .drafting import LAYERS, Drafting, packaged_drafting
 from .hardware import Hardware
 from .resources import names
-from .units import Seconds, short
+from .units import Seconds, Weight, short
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Drafts = Annotated[int, Field(ge=1, le=64)]
@@ -68,7 +68,7 @@ class Acceptance(Description):
 class TrafficClass(Acceptance):
     """Requests of one kind (chat, code, JSON, high temperature) with acceptance of their own."""
 
-    share: Annotated[float, Field(gt=0)]
+    share: Weight
     """of the requests, relative to the other classes"""
 
 

@@ -27,7 +27,7 @@ UNITS: dict[str, tuple[str, str, dict[str, float]]] = {
     "": ("a number without a unit", "0.9", {}),
 }
 
-LONGEST = {"s": 1e9, "ms": 1e12}  # 32 years: a clock that has run longer no longer tells microseconds apart
+MOST = {"s": 1e9, "ms": 1e12, "1/s": 1e9}  # 32 years: a longer clock no longer tells microseconds apart
 
 QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.{0,20})?\s*")
 
@@ -35,8 +35,8 @@ QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.{0,
 def parse_quantity(value: Any, unit: str) -> float:
     """The value in SI `unit`, one of UNITS; a bare number is in that unit already.
 
-    ValueError, in one line, for anything that is not a finite number >= 0 with a unit of that kind, or a time of more
-    than 32 years.
+    ValueError, in one line, for anything that is not a finite number >= 0 with a unit of that kind, or more than the
+    MOST of that unit.
     """
     kind, example, spellings = UNITS[unit]
     wrong = f"must be {kind} such as {example}"
@@ -63,8 +63,8 @@ def parse_quantity(value: Any, unit: str) -> float:
         raise ValueError(f"{wrong}, finite (got {short(value)})")
     if result < 0:
         raise ValueError(f"{wrong}, not negative (got {short(value)})")
-    if unit in LONGEST and result > LONGEST[unit]:
-        raise ValueError(f"{wrong}, of at most {LONGEST[unit]:g} (got {short(value)})")
+    if result > MOST.get(unit, math.inf):
+        raise ValueError(f"{wrong}, of at most {MOST[unit]:g} (got {short(value)})")
     return result
 
 
@@ -127,3 +127,5 @@ Count = Annotated[int, Parsed(parse_count, {"type": "integer", "minimum": 1})]
 CountOrZero = Annotated[int, Parsed(lambda value: parse_count(value, least=0), {"type": "integer", "minimum": 0})]
 Share = Annotated[Number, Field(gt=0, le=1)]
 """a share in (0, 1]"""
+Weight = Annotated[Number, Field(ge=1e-9, le=1e9)]
+"""against others, or what is divided by: neither may overflow"""

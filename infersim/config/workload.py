@@ -15,7 +15,7 @@ from pydantic import (
 
 from .base import Description
 from .slo import Goodput
-from .units import LONGEST, Count, CountOrZero, Number, Parsed, Seconds, Share, parse_quantity, short
+from .units import MOST, Count, CountOrZero, Number, Parsed, Seconds, Share, Weight, parse_quantity, short
 
 Format = Literal[
     "azure", "mooncake", "bailian", "burstgpt", "servegen", "vidur", "llmservingsim", "aibrix", "splitwise", "plain"
@@ -134,9 +134,9 @@ class RampUp(Description):
     """A rate that rises from request to request, as `vllm bench serve --ramp-up-strategy` does."""
 
     strategy: Literal["linear", "exponential"]
-    start_rps: Annotated[Number, Field(ge=1e-6)]
+    start_rps: Annotated[Number, Field(ge=1e-6, le=1e9)]
     """requests per second at the first request"""
-    end_rps: Annotated[Number, Field(ge=1e-6)]
+    end_rps: Annotated[Number, Field(ge=1e-6, le=1e9)]
     """requests per second at the last request"""
 
     @model_validator(mode="after")
@@ -176,7 +176,7 @@ class Prefixes(Description):
 class Tenant(Description):
     """One of several customers."""
 
-    share: Annotated[Number, Field(gt=0)] = 1.0
+    share: Weight = 1.0
     """of the requests, or of the sessions, relative to the other tenants'"""
     priority: CountOrZero = 0
     """where the front door holds requests back: lower goes first"""
@@ -259,7 +259,7 @@ class Workload(Description):
     deadline_order: bool = False
     """a request's priority is when its first token is due, arrival + its tenant's goodput.ttft_ms (0 without one): what
     is due soonest goes first at the front door, and in engines with scheduling_policy priority"""
-    models: Annotated[dict[str, Annotated[Number, Field(gt=0)]], Field(min_length=1)] | None = None
+    models: Annotated[dict[str, Weight], Field(min_length=1)] | None = None
     """models that the requests ask for, under their served names: {name: share}; a session stays with one"""
     model_column: Annotated[str, Field(min_length=1)] | None = None
     """instead of `models`: the column of the trace that names each request's model"""
@@ -346,7 +346,7 @@ class Workload(Description):
             wrong.append("model_column is for a trace, instead of models")
         if self.ramp_up and self.request_rate is not None:
             wrong.append("must have request_rate or ramp_up, not both")
-        if self.retries and self.backoff and math.log2(self.backoff) + self.retries - 1 > math.log2(LONGEST["s"]):
+        if self.retries and self.backoff and math.log2(self.backoff) + self.retries - 1 > math.log2(MOST["s"]):
             wrong.append(f"retries: a backoff that doubles {self.retries - 1} times ends above 32 years; must be fewer")
         if wrong:
             raise ValueError("; ".join(wrong))

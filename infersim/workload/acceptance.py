@@ -120,7 +120,7 @@ def spread_over_requests(conditional: np.ndarray, spreads: np.ndarray) -> np.nda
 def _with_mean(mean: float, shift: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Probabilities whose log-odds differ by `shift` and whose weighted mean is `mean` (Newton's method)."""
     total = weights.sum()
-    if mean in (0, 1) or total == 0:
+    if not 1e-12 < mean < 1 - 1e-12 or total == 0:
         return np.full(len(shift), mean)
     middle = math.log(mean / (1 - mean))
     for _ in range(40):
