@@ -17,7 +17,6 @@ PRESETS = {
     ("vllm", (0, 22)): "vllm-0.33",
     ("sglang", (0, 0)): "sglang-0.5",
     ("trtllm", (0, 0)): "trtllm-1.0-no-evict",
-    ("trtllm", (1, 1)): "trtllm-1.2-no-evict",
 }
 
 
