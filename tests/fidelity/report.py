@@ -70,8 +70,8 @@ changes, and the two fusions and TensorRT-LLM's all-reduce were looked for becau
 overestimated in both. Tried on the half in view, which improved, and left out, since the other half did not agree:
 26 us of host per sequence in vLLM before asynchronous schedules (Qwen3-32B on H100 in view 15 to 25 us too fast;
 Llama-3.1-8B on H200 from 6.4 to 15.5 %), and 9 us per request in place of 0.58 ms per step in TensorRT-LLM since 1.1
-(MoE in view from 14.7 to 11.0 %; Llama-3.1-70B on B200 from 5.2 to 9.0 %). Tried and left out, since the half in view did not improve: experts chosen by a power law
-(Zipf exponent 0.7, which aiconfigurator's `power_law` rows amount to).
+(MoE in view from 14.7 to 11.0 %; Llama-3.1-70B on B200 from 5.2 to 9.0 %). Tried and left out, since the half in view
+did not improve: experts chosen by a power law (Zipf exponent 0.7, which aiconfigurator's `power_law` rows amount to).
 """
 TITLES = {
     "kernels": "Kernels",
