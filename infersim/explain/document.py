@@ -245,6 +245,14 @@ class Figures(Part):
     good_share: float | None = None
 
 
+class Jobs(Part):
+    sessions: int
+    completed: int
+    mean_s: float | None
+    median_s: float | None
+    p99_s: float | None
+
+
 class Tenants(Part):
     jain_index: float | None
     by_name: dict[str, Figures]
@@ -291,6 +299,8 @@ class Result(Part):
     route: Route
     explain: Explain
     tenants: Tenants | None
+    jobs: Jobs | None
+    """of sessions with several requests: from the first one sent to the last token"""
     models: dict[str, Figures] | None
     provenance: list[Efficiency]
     """of each class of operators"""

@@ -13,6 +13,7 @@ from infersim.config.workload import MaxTokensFactor
 from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED, RESOURCES
 from infersim.metrics.confidence import LEVEL, combine
 from infersim.metrics.conservation import check_conservation
+from infersim.metrics.jobs import job_times
 from infersim.metrics.latency import count, measure
 from infersim.metrics.result import Result, select
 from infersim.metrics.sampling import intervals
@@ -58,6 +59,7 @@ def summarize(results: list[Result]) -> dict[str, Any]:
         "route": first.route | first.replicas.paid(first.end_time) | first.replicas.balance(),
         "explain": _explain(results, metrics),
         "tenants": compare_tenants(first),
+        "jobs": job_times(first),
         "models": compare_models(first),
         "provenance": first.provenance,
         "assumed": _assumed(first),

@@ -39,7 +39,11 @@ def render(document: dict[str, Any], files: list[str]) -> list[Line]:
     """The lines of the report."""
     blank = ("", "")
     lines = [*_head(document), blank, *_metrics(document), blank, *_why(document["explain"])]
-    lines += [*_cluster(document["replicas"], document["route"]), *_tenants(document["tenants"])]
+    lines += [
+        *_cluster(document["replicas"], document["route"]),
+        *_tenants(document["tenants"]),
+        *_jobs(document["jobs"]),
+    ]
     lines += [*_models(document["models"]), blank]
     lines += [*_memory(document["memory"], document["engine"]), blank]
     return [*lines, *field("assumed", document["assumed"]), *field("written", files)]
@@ -277,6 +281,14 @@ def _models(models: dict | None) -> list[Line]:
     ]
     more = f", and {len(ranked) - MAX_MODELS} more" if len(ranked) > MAX_MODELS else ""
     return field("models", [f"requests, mean / p99 ttft in ms: {', '.join(parts)}{more}"])
+
+
+def _jobs(jobs: dict | None) -> list[Line]:
+    """How long conversations and agents take as a whole."""
+    if jobs is None:
+        return []
+    times = ", ".join(f"{name} {_number(jobs[f'{name}_s'])}" for name in ("mean", "median", "p99"))
+    return field("jobs", [f"{jobs['completed']} of {jobs['sessions']} sessions; completion in s: {times}"])
 
 
 def _tenants(tenants: dict | None) -> list[Line]:
