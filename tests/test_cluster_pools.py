@@ -23,6 +23,7 @@ from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
 from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.explain.summary import summarize
+from infersim.planning.steps import steps_of
 from infersim.report.chrome_trace import chrome_trace
 from infersim.run import run
 from infersim.workload.requests import Requests
@@ -215,7 +216,9 @@ def test_a_record_says_where_a_request_was_and_what_it_waited_for():
     assert (there < r["first_token"]).all()
     assert set(columns["prefill_replica"]) == {1}
     assert set(columns["replica"]) == {0}
-    spans = [e for e in chrome_trace(result)["traceEvents"] if e["ph"] == "X" and e["pid"] == 3]
+    trace = chrome_trace(result, steps_of(result))
+    assert "no steps" in trace["otherData"]["contains"][3]
+    spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 3]
     of_one = [e for e in spans if e["tid"] == 7]
     assert [e["name"] for e in of_one if e["name"] != "waiting for room"][-4:] == [
         "prefill", "transfer", "first token", "decode"]  # fmt: skip

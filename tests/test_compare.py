@@ -31,6 +31,7 @@ from infersim.explain.change import by_row
 from infersim.explain.techniques import FEWER_BYTES, FEWER_STEPS, TECHNIQUES, TILED, label, technique_of
 from infersim.metrics.latency import measure
 from infersim.planning.compare import compare, load_compared
+from infersim.report.compare import print_comparison
 from infersim.run import run
 from infersim.workload.build import build_requests
 
@@ -408,3 +409,28 @@ def test_a_variant_that_cannot_run_is_named():
     """One line that begins with the variant."""
     with pytest.raises(InputError, match=r"parallelism.tensor=1: model: .* does not fit"):
         compare(load_compared(["llama-70b-4xh100"], ["parallelism.tensor=1"]))
+
+
+def test_one_deployment_written_in_two_ways_is_the_same(capsys, monkeypatch):
+    """No row differs, and it is said; routers have a row of what their caches hold."""
+    load = {"request_rate": 4, "num_requests": 40, "input_tokens": 300, "output_tokens": 20, "turns": 3}
+    keys = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": load}
+    own = {"parallelism": {"tensor": 2}}
+    pools = {"prefill": {}, "decode": {}, "transfer": {"bandwidth": "50 GB/s"}}
+    inside = {"cluster": pools | {"prefill": own, "decode": own}}
+    same = compare(load_compared([keys | inside, keys | own | {"cluster": pools}]))
+    assert same["differences"][0]["why"] == "no difference: both are the same deployment"
+    assert all(term["difference"] == 0 for term in same["differences"][0]["latency"]["terms"])
+    monkeypatch.setenv("COLUMNS", "80")
+    others = ["cluster.router=prefix-aware", "cluster.router=session"]
+    routers = compare(load_compared([keys | {"cluster": {"replicas": 2, "router": "round-robin"}}], others))
+    print_comparison(routers)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    cells = [line.split()[2:] for line in lines if line.startswith("prompts cached")]
+    found = [float(cell.rstrip("%")) for row in cells for cell in row]
+    rates = [v["answer"]["explain"]["prefix_cache_token_hit_rate"] or 0.0 for v in routers["variants"]]
+    assert found == pytest.approx([100 * rate for rate in rates], abs=0.06)
+    assert found[1] > found[0]
+    shares = [row["cached_share"] for row in routers["variants"][1]["answer"]["replicas"]]
+    assert min(shares) <= rates[1] <= max(shares)

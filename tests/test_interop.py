@@ -20,6 +20,7 @@ from infersim.config.started import read_started
 from infersim.deployment import deployments_of
 from infersim.metrics.latency import measure
 from infersim.models.catalog import load_model, names
+from infersim.planning.steps import steps_of
 from infersim.report.chrome_trace import chrome_trace
 from infersim.report.export import write_export
 from infersim.report.vllm_bench import vllm_bench
@@ -184,7 +185,8 @@ def test_exports(tmp_path):
 
 def test_chrome_trace(result, tmp_path):
     """Valid trace events: spans inside the run that tile each request's time, counters, and names for every track."""
-    trace = json.loads(json.dumps(chrome_trace(result)))
+    steps = steps_of(result, seconds=2.0)
+    trace = json.loads(json.dumps(chrome_trace(result, steps)))
     events = trace["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "C", "X"}
     spans = [event for event in events if event["ph"] == "X"]
@@ -194,6 +196,11 @@ def test_chrome_trace(result, tmp_path):
     assert [span["name"] for span in request] == ["waiting", "prefill", "decode"]
     row = result.requests[0]
     assert sum(span["dur"] for span in request) == pytest.approx((row["last_token"] - row["sent"]) * 1e6)
+    mine = [span for span in spans if span["pid"] == 4]
+    assert len(mine) == len(steps["steps"]) > 50
+    assert all(one["ts"] + one["dur"] <= two["ts"] + 1e-3 for one, two in pairwise(mine))  # steps follow one another
+    assert sum(span["args"]["tokens"] for span in mine) == sum(step["tokens"] for step in steps["steps"])
+    assert trace["otherData"]["contains"][2:] == ["requests: 200 of 200", "steps: the busiest 2 s of replica 0"]
     named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     assert {(span["pid"], span["tid"]) for span in spans} <= named
     assert {e["name"] for e in events if e["ph"] == "C"} == {"running", "waiting", "kv_usage"}

@@ -233,7 +233,8 @@ MOON = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": '
         ('{"timestamp": 1, "requests": []}\n', "every list of requests is empty"),
         ('{"timestamp": 1, "requests": [3]}\n', "format aibrix needs Prompt Length and Output Length"),
         ('{"session_id": 1, "sub_requests": []}\n', "line 1: sub_requests must be a list of requests, each a mapping"),
-        ("[" * 100_000, "format plain needs"),
+        ("[" * 100_000, "a JSON list, no trace"),
+        ('[{"conversations": [{"from": "human"}]}]\n', "a JSON list, no trace"),
         ('{"a":' * 100_000, "line 1: not JSON"),
     ],
 )

@@ -124,12 +124,13 @@ def points_to(scenario: Scenario, run: Measured, predicted: Predicted, rows: sli
     if size < SMALL:
         return f"nothing: residuals of groups of requests are {size:.1%} of the measured"
     found = []
-    for name, changed, amount in _causes(scenario, predicted):
+    for name, changed, amount, least in _causes(scenario, predicted):
         pattern = _residual(predict(changed, run), run, rows) - residual
         if pattern @ pattern > 1e-12:
             factor = -float(pattern @ residual) / float(pattern @ pattern)
             explained = 1 - float(np.sum((residual + factor * pattern) ** 2)) / float(residual @ residual)
-            found.append((explained, name, factor * amount))
+            if factor * amount >= least:
+                found.append((explained, name, factor * amount))
     if not found:
         return ""
     found.sort(reverse=True)
@@ -167,8 +168,9 @@ def _residual(predicted: Predicted, run: Measured, rows: slice) -> np.ndarray | 
 
 
 def _causes(scenario: Scenario, predicted: Predicted):
-    """(name, scenario with it moved, by how much): overheads in s, shares of a peak as a change of time. Every kind of
-    replicas is moved, from what it was when it ran."""
+    """(name, scenario with it moved, by how much, the least that can be): overheads in s, shares of a peak as a change
+    of time, which no operator takes less of than at its peak. Every kind of replicas is moved, from what it was when it
+    ran."""
     ran = [each for each in predicted.result.ran if each.role != "encode"]
     for kind, amount in (("step", 0.5e-3), ("sequence", 10e-6), ("request", 5e-3)):
         name = setting(kind, predicted.result.engine.async_scheduling)
@@ -177,7 +179,8 @@ def _causes(scenario: Scenario, predicted: Predicted):
             now = getattr(ran.deployment.engine, name)
             return {"engine": engine.model_copy(update={name: now + amount})}
 
-        yield f"engine.{name}", _moved(scenario, predicted.result, later), amount
+        least = -min(getattr(each.deployment.engine, name) for each in ran)
+        yield f"engine.{name}", _moved(scenario, predicted.result, later), amount, least
     rows = {
         (each.deployment.hardware.name, row["operator"], row["dtype"]): row
         for each in ran
@@ -196,7 +199,8 @@ def _causes(scenario: Scenario, predicted: Predicted):
                     return {}
                 return {"hardware": hardware.model_copy(update={"efficiency": hardware.efficiency | slower})}
 
-            yield f"{operator} {what} on {device}", _moved(scenario, predicted.result, worse), 1 / SHARE - 1
+            moved = _moved(scenario, predicted.result, worse)
+            yield f"{operator} {what} on {device}", moved, 1 / SHARE - 1, float(row[key]) - 1
 
 
 def _moved(scenario: Scenario, result: Result, change: Callable[[Any, Any, Ran], dict[str, Any]]) -> Scenario:

@@ -30,6 +30,8 @@ def print_fields(fields: dict[str, Any]) -> None:
     for name, value in flat.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key} {count:,}" for key, count in value.items())
+        if isinstance(value, float):
+            value = round(value) if abs(value) >= 1e4 else float(f"{value:.5g}")
         print(f"{name:{width}}{value:,}" if isinstance(value, int | float) else f"{name:{width}}{value}")
 
 

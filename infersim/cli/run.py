@@ -12,6 +12,7 @@ from .guard import INTERRUPTED, guarded
 from .options import Json, Overrides, Quiet, Report, as_words, scenarios
 
 SLO_MISSED = 1
+STEPS_SHOWN = 2.0  # s of a Chrome trace whose steps are slices
 
 
 @guarded
@@ -45,6 +46,7 @@ def run(
     from infersim.explain.summary import summarize
     from infersim.files import check_file, make_folder
     from infersim.planning.limits import with_limits
+    from infersim.planning.steps import steps_of
     from infersim.report.chrome_trace import write_chrome_trace
     from infersim.report.export import check_kind
     from infersim.report.files import check_folder, to_json, write_result
@@ -73,7 +75,7 @@ def run(
         if export is not None and out is not None:
             files += _export(export, out, results[0], save_detailed)
         if chrome_trace is not None:
-            write_chrome_trace(chrome_trace, results[0])
+            write_chrome_trace(chrome_trace, results[0], steps_of(results[0], seconds=STEPS_SHOWN))
             files.append(str(chrome_trace))
     if report is not None or plots is not None:
         given = as_words(overrides)

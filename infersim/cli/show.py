@@ -266,15 +266,19 @@ def network(
 
 @app.command("schema")
 @guarded
-def schema(of: Annotated[str, Option(help="scenario: a file; result: what run --json writes.")] = "scenario") -> None:
-    """JSON Schema of a scenario file, for editors, or of a run's answer, for programs that read it."""
+def schema(
+    of: Annotated[
+        str, Option(help="scenario: a file; result, plan, compare, sweep: what run and these write with --json.")
+    ] = "scenario",
+) -> None:
+    """JSON Schema of a scenario file, for editors, or of what a verb answers, for programs that read it."""
     from infersim.config.errors import InputError
     from infersim.config.schema import json_schema
-    from infersim.explain.document import result_schema
+    from infersim.planning.document import DOCUMENTS, document_schema
 
-    if of not in ("scenario", "result"):
-        raise InputError(f"--of {of[:40]}: must be scenario or result")
-    print_json(json_schema() if of == "scenario" else result_schema())
+    if of != "scenario" and of not in DOCUMENTS:
+        raise InputError(f"--of {of[:40]}: must be one of scenario, {', '.join(DOCUMENTS)}")
+    print_json(json_schema() if of == "scenario" else document_schema(of))
 
 
 @app.command("reference")

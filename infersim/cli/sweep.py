@@ -77,6 +77,6 @@ def sweep(
 
         files += write_sweep_figure(plots, table, keys)
     if as_json:
-        print(to_json({"over": dict(axes), "points": outcomes}))
+        print(to_json({"schema_version": 1, "over": dict(axes), "points": outcomes}))
     else:
         print_sweep(table, keys, files)

@@ -17,6 +17,24 @@ class NoProgress(RuntimeError):
     """A replica has requests, and nothing will ever let them run."""
 
 
+FRESH = np.zeros((), state.REQUEST)
+"""a request that no replica has yet"""
+UNKNOWN = ("arrival", "sent", "scheduled", "first_token", "replica", "next", "prev", "last_step", "table",
+           "first_block")  # fmt: skip
+for _name in UNKNOWN:
+    FRESH[_name] = -1
+FRESH["last_token"] = -2.0  # unlike REPLICA.last_end at any time
+
+
+def _grown(array: np.ndarray, used: int, size: int) -> np.ndarray:
+    """The array, or with its first `used` rows one of at least `size` rows, twice as many as before."""
+    if size <= len(array):
+        return array
+    grown = np.zeros((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)
+    grown[:used] = array[:used]
+    return grown
+
+
 class Fleet:
     """Replicas that are advanced together; the only holder of running state.
 
@@ -84,8 +102,8 @@ class Fleet:
         self.histogram, self.events = self._zeros("histogram"), self._zeros("events")
         self._turn = np.zeros(n, "i8")  # requests that each replica has been given
         self.keep_gaps = keep_gaps
-        self.gaps = np.zeros(0, "f4")
-        self.gap_offset = np.zeros(0, "i8")
+        self.gaps = self._gaps = np.zeros(0, "f4")
+        self.gap_offset = self._gap_offset = np.zeros(0, "i8")
         self.num_requests = 0
         self.aborted_time = 0.0  # request-seconds of requests that were sent and aborted
         self._requests = np.zeros(0, state.REQUEST)
@@ -188,19 +206,14 @@ class Fleet:
         own; default: as much.
         """
         first, end = self.num_requests, self.num_requests + n
-        if end > len(self._requests):
-            grown = np.zeros(max(end, 2 * len(self._requests)), state.REQUEST)
-            grown[:first] = self._requests[:first]
-            self._requests = grown
+        before = self._requests, self.segments, self.sequences, self._gaps, self._gap_offset
+        self._requests = _grown(self._requests, first, end)
         new = self._requests[first:end]
-        new["arrival"] = new["sent"] = new["scheduled"] = new["first_token"] = -1.0
-        new["last_token"] = -2.0  # unlike REPLICA.last_end at any time
+        new[:] = FRESH
         new["prompt_tokens"], new["output_tokens"], new["max_tokens"] = prompt_tokens, output_tokens, max_tokens
         new["num_tokens"], new["priority"] = new["prompt_tokens"], priority
         new["max_num_tokens"] = new["prompt_tokens"] + new["max_tokens"]
         new["stop_tokens"] = np.minimum(new["output_tokens"], new["max_tokens"])
-        for link in ("replica", "next", "prev", "last_step", "table", "first_block"):
-            new[link] = -1
         new["name"] = -1 - np.arange(first, end) if names is None else names
         new["num_sequences"] = self.num_sequences
         if self.num_sequences > 1:
@@ -218,26 +231,27 @@ class Fleet:
             new["first_segment"] = self.num_segments + begins
             new["num_segments"] = counts
             start, self.num_segments = self.num_segments, self.num_segments + len(segment_names)
-            if self.num_segments > len(self.segments):
-                grown = np.zeros(max(self.num_segments, 2 * len(self.segments)), state.SEGMENT)
-                grown[:start] = self.segments[:start]
-                self.segments = grown
+            self.segments = _grown(self.segments, start, self.num_segments)
             more = self.segments[start : self.num_segments]
             more["name"], more["length"] = segment_names, lengths
         self.num_requests = end
         if self.keep_gaps:
             counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")
-            self.gap_offset = np.concatenate([self.gap_offset, len(self.gaps) + np.cumsum(counts) - counts])
-            self.gaps = np.concatenate([self.gaps, np.zeros(int(counts.sum()), "f4")])
-        self._moved()
+            start, more = len(self.gaps), int(counts.sum())
+            self._gap_offset = _grown(self._gap_offset, first, end)
+            self._gap_offset[first:end] = start + np.cumsum(counts) - counts
+            self._gaps = _grown(self._gaps, start, start + more)
+            self.gaps, self.gap_offset = self._gaps[: start + more], self._gap_offset[:end]
+        after = self._requests, self.segments, self.sequences, self._gaps, self._gap_offset
+        if any(one is not other for one, other in zip(before, after, strict=True)):
+            self._moved()
+        call = self.call
+        call["num_requests"], call["num_gaps"], call["num_gap_offsets"] = end, len(self.gaps), len(self.gap_offset)
         return first
 
     def _add_sequences(self, new: np.ndarray, first: int, stop_tokens: np.ndarray | None) -> None:
         """The sequences of the rows `new` from number `first` on."""
-        if first + len(new) > len(self.sequences):
-            grown = np.zeros((len(self._requests), self.num_sequences), state.SEQUENCE)
-            grown[:first] = self.sequences[:first]
-            self.sequences = grown
+        self.sequences = _grown(self.sequences, first, len(self._requests))
         own = self.sequences[first : first + len(new)]
         own["stop_tokens"] = new["stop_tokens"][:, None] if stop_tokens is None else stop_tokens
         own["last_token"] = -1.0

@@ -72,6 +72,11 @@ def _cause(row: str, terms: dict[str, dict[str, float]]) -> str:
     return f" ({max(found, key=lambda cause: abs(found[cause]))})" if found else ""
 
 
+def more(share: float) -> str:
+    """A change by a share, in words: "+58%", or from twice on "3.1 times"."""
+    return f"{share:+.0%}" if share < 1 else f"{1 + share:.3g} times"
+
+
 def signed(value: float) -> str:
     """A difference in three digits."""
     return f"{value:+,.0f}" if abs(value) >= 100 else f"{value:+.3g}"
@@ -97,7 +102,7 @@ def _break_even(gains: dict[str, float], losses: dict[str, float], dearer: str) 
     if loss <= 1e-3 * gain and dearer:
         return f"it costs no time on this workload, but {dearer}"
     if loss <= 1e-3 * gain:
-        return "it costs nothing on this workload: any gain pays"
+        return "it takes nothing away on this workload: any gain pays"
     money = f"; {dearer}" if dearer else ""
     if gain <= 1e-3 * loss:
         return "it gains nothing on this workload, so that no lower cost would make it pay"

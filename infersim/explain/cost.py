@@ -56,7 +56,7 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
     usd = hourly(there, prices)
 
     def per_million(throughput: float | None, share: float = 1.0) -> list[float] | None:
-        return [x * share / HOUR / throughput * MILLION for x in usd] if usd and throughput else None
+        return [x * share / HOUR / throughput * MILLION for x in usd] if usd and throughput and share else None
 
     joules = None
     if there and all(hardware.tdp for hardware, _ in there) and output:
@@ -65,6 +65,7 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
         joules = [power * share / output for share in (min(busy, 1.0), 1.0)]
     work = RunWork(result)
     prompts, computed = (total or 0.0) - (output or 0.0), 1 - work.cached_share
+    prompt = work.prompt_share  # 0: steps with prompts take no longer than others, as far as the run tells
     decoding = [ran for ran in result.ran if ran.role in ("serve", "decode")]
     reading = min(
         ran.deployment.memory.kv_bytes_per_token / ran.deployment.hardware.memory_bandwidth for ran in decoding
@@ -75,9 +76,9 @@ def cost_of(result: Result, metrics: dict[str, float | None]) -> dict[str, Any]:
         "usd_per_million_output_tokens": per_million(output),
         "usd_per_million_tokens": per_million(total),
         "usd_per_million_apart": {
-            "prompt": per_million(prompts * computed, work.prompt_share),
+            "prompt": per_million(prompts * computed, prompt),
             "cached_prompt": per_million(1 / reading if reading else None) if work.cached_share else None,
-            "output": per_million(output, 1 - work.prompt_share),
+            "output": per_million(output, 1 - prompt) if prompt else None,
         },
         "joules_per_output_token": joules,
         "price_sources": [price.source for hardware, _ in there if (price := price_of(hardware.name, prices))],

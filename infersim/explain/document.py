@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from infersim.config.schema import described
 from infersim.cost.memory import Memory
 from infersim.engine.compiled.state import RESOURCES
 from infersim.metrics.latency import METRICS, STATISTICS
@@ -125,6 +124,8 @@ class Replica(Part):
     peak_running: int
     mean_kv_usage: float
     peak_kv_usage: float
+    cached_share: float
+    """of the prompt tokens of its requests, those found in its cache, or handed over"""
     role: Role
 
 
@@ -305,8 +306,3 @@ class Result(Part):
     provenance: list[Efficiency]
     """of each class of operators"""
     assumed: list[str]
-
-
-def result_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a run's answer."""
-    return described(Result, [Result, *Part.__subclasses__(), Memory]) | {"title": "infersim run --json"}

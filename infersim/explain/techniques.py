@@ -40,7 +40,7 @@ TECHNIQUES = (
     Technique("early_exit", "early exit", FEWER_BYTES, "depth", False),
     Technique("lora", "LoRA adapters", NEITHER, "device", None),
     Technique("hardware", "another device", NEITHER, "device", True),
-    Technique("cluster", "replicas", NEITHER, "device", True),
+    Technique("cluster", "replicas and routing", NEITHER, "device", True),
     Technique("workload", "another workload", NEITHER, "workload", True),
     Technique("model", "another model", FEWER_BYTES, "weights", None),
 )

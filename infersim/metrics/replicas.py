@@ -34,6 +34,8 @@ class Replicas:
         counts = self._counts(np.ones(len(self.visits), bool))
         completed = self._counts(self.visits["status"] == COMPLETED)
         outputs = self._counts(np.ones(len(self.visits), bool), self.visits["num_output_tokens"])
+        came = self.visits["scheduled"] >= 0
+        cached, prompts = (self._counts(came, self.visits[name]) for name in ("num_cached_tokens", "prompt_tokens"))
         available = np.maximum(self.available, 1e-300)
         rows, blocks = self.rows, np.maximum(self.usable_blocks, 1)
         columns = {
@@ -51,6 +53,7 @@ class Replicas:
             "peak_running": rows["peak_running"],
             "mean_kv_usage": rows["block_time"] / blocks / available,
             "peak_kv_usage": rows["peak_blocks"] / blocks,
+            "cached_share": cached / np.maximum(prompts, 1),
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

@@ -18,7 +18,7 @@ from .within import stays, within
 
 SHOWN = 5  # different deployments
 FASTEST = 2.0  # times as fast: above, a runner-up is no rival
-CLOSE = 0.02  # to which a speed is found
+CLOSE, ABOUT = 0.02, (1,)  # to which a speed is found, and by how many runs: it is no answer, but a hint
 LargestLoad = Callable[[Candidate, int, Plan, float], float]
 
 
@@ -134,7 +134,7 @@ def _deployments(found: list[Found], simulated: list[Candidate]) -> list[dict[st
     nearest: dict[str, tuple[Any, dict[str, Any]]] = {}
     for c in simulated:
         for (replicas, load), decision in c.decisions.items():
-            key = (not decision.saturated, replicas, decision.margin)
+            key = (not decision.saturated, decision.margin, replicas)
             if not decision.met and (c.arrangement not in nearest or key > nearest[c.arrangement][0]):
                 row = _row(Found(c, replicas, load, decision).scenario(), load, decision)
                 nearest[c.arrangement] = key, row
@@ -235,12 +235,15 @@ def _speed(plan: Plan, best: Found, other: Found) -> float | None:
     if replicas < 1 or is_fixed(c.scenario):
         return None
     low, high = 1.0, FASTEST
-    if not decide(_faster(c.scenario, high), replicas, load, plan.min_goodput_share).met:
+
+    def holds(times: float) -> bool:
+        return decide(_faster(c.scenario, times), replicas, load, plan.min_goodput_share, ABOUT).met
+
+    if not holds(high):
         return None
     while high - low > CLOSE * high:
         middle = (low + high) / 2
-        met = decide(_faster(c.scenario, middle), replicas, load, plan.min_goodput_share).met
-        low, high = (low, middle) if met else (middle, high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
@@ -257,13 +260,13 @@ def _faster(scenario: Scenario, times: float) -> Scenario:
 
 def _forbids(plan: Plan, base: Scenario, simulated: list[Candidate], rejected: Rejected) -> dict[str, Any]:
     """Why nothing holds the SLO: the nearest miss of a simulation, or the floor that comes nearest to allowing it."""
-    tried = [(d, c) for c in simulated for d in c.decisions.values()]
+    tried = [(d, c, n) for c in simulated for (n, _), d in c.decisions.items()]
     if tried:
-        decision, c = min(tried, key=lambda pair: (pair[0].saturated, -pair[0].margin))
+        decision, c, replicas = min(tried, key=lambda one: (one[0].saturated, -one[0].margin))
         x = decision.tightest
         limits = " and ".join([f"{plan.max_gpus} GPUs", *([f"{plan.max_power / 1e3:g} kW"] if plan.max_power else [])])
         text = (
-            f"the nearest is {name_of(c.scenario)}: {', '.join(_misses(c.load, decision))}"
+            f"the nearest is {name_of(c.scenario, replicas)}: {', '.join(_misses(c.load, decision))}"
             if not decision.saturated
             else f"none of at most {limits} keeps up with {base.workload.request_rate:g} requests/s"
         )

@@ -120,11 +120,12 @@ def load_of(scenario: Scenario) -> float:
     return load
 
 
-def name_of(scenario: Scenario) -> str:
-    """One replica's devices."""
+def name_of(scenario: Scenario, replicas: int = 1) -> str:
+    """Its devices, in words."""
     if is_whole(scenario):
-        return " + ".join(f"{count} x {hardware.name}" for hardware, count in fleet(scenario))
-    return f"{scenario.parallelism.num_gpus} x {scenario.hardware.name}"
+        return " and ".join(f"{count} {hardware.name}" for hardware, count in fleet(scenario))
+    copies = f"{replicas} replicas of " if replicas > 1 else ""
+    return f"{copies}{scenario.parallelism.num_gpus} {scenario.hardware.name}"
 
 
 @dataclass

@@ -119,6 +119,7 @@ def _difference(variants: list[dict[str, Any]], runs: list[list[Result]], i: int
         for name, factors in divide_sum(a, b).items()
     }
     x, y = _mean_terms(one, throughput_terms), _mean_terms(other, throughput_terms)
+    words = explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], binding, costs)
     return {
         "variant": variants[i]["name"],
         "against": variants[0]["name"],
@@ -146,7 +147,7 @@ def _difference(variants: list[dict[str, Any]], runs: list[list[Result]], i: int
             "factors": {name: 1 / factor for name, factor in ratio_factors(x, y).items()},
         },
         "one_by_one": _one_by_one(one[0].scenario, other[0].scenario, list(changes)),
-        **explain_change(parts, total(a), total(b), metrics["mean_e2el_ms"]["clear"], binding, costs),
+        **(words if changes else words | {"why": "no difference: both are the same deployment"}),
         "gpus": [cost["gpus"] for cost in costs],
     }
 

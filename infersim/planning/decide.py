@@ -1,6 +1,7 @@
 """Does a deployment hold its limits at a rate? Replications until the answer is statistically clear."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -72,16 +73,23 @@ def deployed(scenario: Scenario, replicas: int, load: float, seed: int, replicat
     )
 
 
-def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: float | None = None) -> Decision:
+def decide(
+    scenario: Scenario,
+    replicas: int,
+    rate: float,
+    min_goodput_share: float | None = None,
+    at: Sequence[int] = LOOKS,
+) -> Decision:
     """Whether so many replicas hold the SLO of the scenario at `rate` together, in every run rather than on average.
 
     Met: the upper 99 % prediction bound of each limited statistic is within its limit (Student's t, after at least 4
     replications), in runs long enough to tell that the load is kept up with; where they are not, they are lengthened.
     Missed: the lower 95 % bound of a mean is above its limit, or the load cannot be kept up with. Unclear otherwise.
+    at: replications after which it may be clear; where the last are fewer than 4, their means say which.
     InputError if it cannot run.
     """
     runs: list[dict[str, float | None]] = []
-    looks = list(LOOKS)
+    looks = list(at)
     while looks:
         count = looks[0]
         seed = scenario.simulation.seed + len(runs)
@@ -104,11 +112,13 @@ def decide(scenario: Scenario, replicas: int, rate: float, min_goodput_share: fl
         if state == LONGER and scenario.workload.trace is not None:
             state = "unclear"  # a recording is as long as it is
         if state == LONGER:
-            scenario, runs, looks = longer(scenario, needed), [], list(LOOKS)
+            scenario, runs, looks = longer(scenario, needed), [], list(at)
             continue
         if state == MORE:
             looks.pop(0)
-            continue
+            if looks:
+                continue
+            state = "met" if all(x["mean"] <= x["limit"] for x in limits) else "missed"
         means = {
             name: fmean(known) if len(known := [v for r in runs if (v := r[name]) is not None]) == len(runs) else None
             for name in runs[0]

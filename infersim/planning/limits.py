@@ -189,7 +189,8 @@ def _more_replicas(scenario: Scenario) -> Iterator[Lift]:
 def _between(scenario: Scenario, result: Result) -> Iterator[Lift]:
     """What stands between clients and engines."""
     cluster = scenario.cluster
-    if cluster.transfer and _notable(result, "transfer_ms", "encode_ms"):
+    busy = (result.route.get("link_busy_share") or 0.0) > NEAR_LIMIT  # prompts that wait for it hold their blocks
+    if cluster.transfer and (busy or _notable(result, "transfer_ms", "encode_ms")):
         link = cluster.transfer.model_copy(update={"bandwidth": 2 * cluster.transfer.bandwidth})
         words = ("transfer", "the link between the pools", "twice the link's bandwidth")
         yield _varied(scenario, words, {"transfer": link})

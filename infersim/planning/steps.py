@@ -19,8 +19,8 @@ def busiest(result: Result) -> float:
 
 
 def steps_of(result: Result, at: float | None = None, seconds: float = 1.0) -> dict[str, Any]:
-    """`at`, `replica` (the busiest one), and `steps`: columns by step of this second of the run, which is simulated
-    again and looked at on its way. Default: the busiest second.
+    """`at`, `seconds`, `replica` (the busiest one), and `steps`: columns by step of these seconds of the run, which is
+    simulated again and looked at on its way. Default: from where the busiest second begins.
 
     end: s, when its tokens are known; ms: from the end of the step before, or from its own begin; tokens: that it
     computes; prompts: [id, tokens, of all its prompt] of each prompt in it; decodes: ids of the others; waiting,
@@ -53,7 +53,7 @@ def steps_of(result: Result, at: float | None = None, seconds: float = 1.0) -> d
             before = after
 
     watched(result.scenario, result.seed, watch)
-    return {"at": at, "replica": replica, "steps": steps}
+    return {"at": at, "seconds": seconds, "replica": replica, "steps": steps}
 
 
 def _batch(before: np.ndarray, after: np.ndarray, ids: np.ndarray) -> dict[str, Any]:

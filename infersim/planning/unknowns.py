@@ -31,7 +31,8 @@ def unknowns(result: Result, metrics: dict[str, float | None]) -> list[dict[str,
 
 def _words(row: dict[str, Any]) -> str:
     low, high = row["range"]
-    parts = (f"{METRICS[name]} {low:.3g} to {high:.3g} ms" for name, (low, high) in row["intervals"].items())
+    ends = {name: [f"{x:,.0f}" if x >= 1000 else f"{x:.3g}" for x in pair] for name, pair in row["intervals"].items()}
+    parts = (f"{METRICS[name]} {' to '.join(pair)} ms" for name, pair in ends.items())
     return f"{row['input']} is assumed; between {low:g} and {high:g} times it: {', '.join(parts)}"
 
 

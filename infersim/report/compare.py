@@ -21,6 +21,8 @@ SHOWN = (
     "mean_e2el_ms",
     "p99_e2el_ms",
 )
+METRIC_ROOM, DIFFERENCE_ROOM, ROUTER_ROOM, OF_WHICH_ROOM = 33, 39, 20, 34
+"""characters: of a metric's name and A's value, of another variant's, of a variant's router, of a division's causes"""
 LEAST = 5e-4  # a term below this share of the latency is not shown
 
 
@@ -29,22 +31,27 @@ def print_comparison(document: dict[str, Any]) -> None:
     variants, differences = document["variants"], document["differences"]
     for i, variant in enumerate(variants):
         state = variant["answer"]["verdict"]["state"]
-        print(f"{chr(65 + i)}  {variant['name']}: {state}; binds: {variant['answer']['explain']['binding']}")
+        _print_text(chr(65 + i), f"{variant['name']}: {state}; binds: {variant['answer']['explain']['binding']}", 3)
     replications = len(document["seeds"])
     print(
         f"\n{replications} replications, the same draws in each"
         if replications > 1
         else "\nnothing is drawn: no intervals"
     )
-    _print_metrics(variants, differences)
+    each = max(1, (width() - METRIC_ROOM) // DIFFERENCE_ROOM)
+    for i in range(0, len(differences), each):
+        _print_metrics(i, variants, differences[i : i + each])
+    _print_routers(router_rows(variants))
     for i, variant in enumerate(variants):
         _print_text(f"error {chr(65 + i)}", "; ".join(variant["answer"]["model_error"]["text"]))
     for i, difference in enumerate(differences):
         _print_difference(chr(66 + i), difference)
 
 
-def _print_metrics(variants: list[dict], differences: list[dict]) -> None:
-    print(f"{'':22}{'A':>11}" + "".join(f"{chr(66 + i):>11}{'difference':>28}" for i in range(len(differences))))
+def _print_metrics(at: int, variants: list[dict], differences: list[dict]) -> None:
+    """A table of the differences from number `at` on, those that find room beside each other."""
+    variants = [variants[0], *variants[at + 1 : at + 1 + len(differences)]]
+    print(f"{'':22}{'A':>11}" + "".join(f"{chr(66 + at + i):>11}{'difference':>28}" for i in range(len(differences))))
     for name in SHOWN:
         first = variants[0]["answer"]["metrics"][name]
         if first is None:
@@ -57,6 +64,32 @@ def _print_metrics(variants: list[dict], differences: list[dict]) -> None:
     for label, key in (("GPUs", "gpus"), ("USD/M output tokens", "usd_per_million_output_tokens")):
         cells = [_range(variant["cost"][key]) for variant in variants]
         print(f"{label:20}{cells[0]:>13}" + "".join(f" {cell:>12}{'':26}" for cell in cells[1:]).rstrip())
+
+
+def router_rows(variants: list[dict[str, Any]]) -> list[list[str]]:
+    """How each variant's replicas share the work, and what their caches hold; nothing where each has one replica."""
+    rows = [["router", "requests, most / mean", "busy, most / mean", "prompts cached", "by replica"]]
+    for variant in variants:
+        route, replicas = variant["answer"]["route"], variant["answer"]["replicas"]
+        policies = dict.fromkeys(filter(None, (route.get("prefill_policy"), route["policy"])))
+        shares = [row["cached_share"] for row in replicas if row["requests"] and row["role"] in ("serve", "prefill")]
+        balance = (route["requests_max_over_mean"], route["busy_time_max_over_mean"])
+        cached = variant["answer"]["explain"]["prefix_cache_token_hit_rate"]
+        rows.append([" / ".join(policies) or "-", *map(_number, balance), f"{cached or 0:.1%}",
+                     f"{min(shares):.1%} to {max(shares):.1%}" if len(shares) > 1 else "-"])  # fmt: skip
+    several = any(len(variant["answer"]["replicas"]) > 1 for variant in variants)
+    return [list(row) for row in zip(*rows, strict=True)] if several else []
+
+
+def _print_routers(rows: list[list[str]]) -> None:
+    room = max(1, (width() - 22) // ROUTER_ROOM)
+    for first in range(1, len(rows[0]) if rows else 0, room):
+        print(
+            f"{'':22}"
+            + "".join(f"{chr(65 + first - 1 + i):>{ROUTER_ROOM}}" for i in range(len(rows[0][first : first + room])))
+        )
+        for label, *cells in rows:
+            print(f"{label:22}" + "".join(f"{cell:>{ROUTER_ROOM}}" for cell in cells[first - 1 : first - 1 + room]))
 
 
 def _change(x: dict[str, Any]) -> str:
@@ -84,13 +117,18 @@ def _print_difference(letter: str, difference: dict[str, Any]) -> None:
     terms = latency["terms"]
     before, after = (sum(term[side] for term in terms) for side in ("before", "after"))
     least = LEAST * (abs(before) + abs(after))
-    print(f"\n  mean e2el, ms per request{'A':>16}{letter:>11}{'difference':>12}   of which")
+    print(f"\n  mean e2el, ms per request{'A':>16}{letter:>11}{'difference':>12}   of which".rstrip())
     for row in dict.fromkeys(term["term"] for term in terms):
         mine = [term for term in terms if term["term"] == row]
         x, y = (sum(term[side] for term in mine) for side in ("before", "after"))
         if max(abs(x), abs(y)) > least:
             of_which = ", ".join(_of_which(mine, least)) if len(mine) > 1 else ""
-            print(f"  {NAMES[row]:28}{_number(x):>13}{_number(y):>11}{_signed(y - x):>12}   {of_which}".rstrip())
+            line = f"  {NAMES[row]:28}{_number(x):>13}{_number(y):>11}{_signed(y - x):>12}   "
+            beside = width() - len(line) >= OF_WHICH_ROOM
+            texts = textwrap.wrap(of_which, width() - (len(line) if beside else 6)) or [""]
+            print((line + texts.pop(0) if beside else line).rstrip())
+            for text in texts if of_which else []:
+                print(" " * (len(line) if beside else 6) + text)
     print(f"  {'in all':28}{_number(before):>13}{_number(after):>11}{_signed(latency['difference']):>12}")
     phases = {phase: sum(term["difference"] for term in terms if term["phase"] == phase) for phase in PHASES}
     _print_text("by phase", ", ".join(f"{PHASES[phase]} {_signed(part)}" for phase, part in phases.items()))
@@ -115,9 +153,11 @@ def _of_which(terms: list[dict[str, Any]], least: float) -> list[str]:
     return texts
 
 
-def _print_text(label: str, text: str) -> None:
-    for i, line in enumerate(textwrap.wrap(text, width() - 13, break_on_hyphens=False)):
-        print(f"  {label if i == 0 else '':11}{line}")
+def _print_text(label: str, text: str, room: int = 0) -> None:
+    """A text behind its label: in the column of all texts, or `room` wide at the margin."""
+    margin, space = ("", room) if room else ("  ", 11)
+    for i, line in enumerate(textwrap.wrap(text, width() - len(margin) - space, break_on_hyphens=False)):
+        print(f"{margin}{label if i == 0 else '':{space}}{line}")
 
 
 def _number(value: float | None) -> str:

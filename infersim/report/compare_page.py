@@ -6,7 +6,7 @@ from infersim.explain.attribution import NAMES, PHASES
 from infersim.explain.change import how_much, signed
 from infersim.metrics.result import Result
 
-from .compare import SHOWN
+from .compare import SHOWN, router_rows
 from .html import Page
 from .parts import card, shown, span, table
 from .sections import error_tables, inputs, latency, load, memory, provenance, resources, what_if
@@ -73,12 +73,14 @@ def _answer(document: dict[str, Any], letters: list[str], differences: dict[str,
     head = ["run", "variant", "verdict", "what binds", "GPUs", "USD/h", "USD per million output tokens"]
     count = len(document["seeds"])
     text = f"{count} replications, the same draws in each variant." if count > 1 else "Nothing is drawn: no intervals."
+    shares = router_rows(document["variants"])
+    routers = [table("Routers and caches", ["", *letters], shares)] if shares else []
     answers = {letter: variant["answer"] for letter, variant in zip(letters, document["variants"], strict=True)}
     errors = {letter: answer["model_error"] for letter, answer in answers.items()}
     tables = error_tables(errors, {letter: answer["metrics"] for letter, answer in answers.items()})
     notes = [f"{letter}: {line}" for letter, error in errors.items() for line in error["text"]]
     return {"id": "answer", "title": "Answer", "text": text, "cards": cards, "notes": notes,
-            "tables": [table("Variants", head, rows), *tables]}  # fmt: skip
+            "tables": [table("Variants", head, rows), *routers, *tables]}  # fmt: skip
 
 
 def _metrics(differences: dict[str, Any]) -> dict[str, Any]:

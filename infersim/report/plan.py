@@ -3,7 +3,9 @@
 import textwrap
 from typing import Any
 
-from .terminal import LABEL, width
+from infersim.explain.change import more
+
+from .terminal import LABEL, copies, width
 
 
 def print_plan(document: dict[str, Any]) -> None:
@@ -34,7 +36,8 @@ def print_plan(document: dict[str, Any]) -> None:
     print()
     for line in prices_lines(document):
         _field("price", line)
-    counts = f"{document['considered']:,} candidates, {document['simulated']:,} simulated, {document['pruned']:,} not"
+    n = document["considered"]
+    counts = f"{n:,} candidate{'s' * (n != 1)}, {document['simulated']:,} simulated, {document['pruned']:,} not"
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in document["pruned_by"].items() if count)
     _field("search", f"{counts}: {reasons}" if reasons else counts)
     for line in document["assumed"]:
@@ -102,7 +105,7 @@ def error_lines(best: dict[str, Any], stays: dict[str, Any]) -> list[str]:
     lines, held = [], error["held"]
     if held:
         ends = {name: "{:.4g} to {:.4g}".format(*x["interval"]) for name, x in held.items()}
-        parts = (f"{name} {ends[name]} ({asked[name]}, breaks if {x['wrong']:+.0%} off)" for name, x in held.items())
+        parts = (f"{name} {ends[name]} ({asked[name]}, breaks if {more(x['wrong'])} off)" for name, x in held.items())
         word = "holds the SLO" if all(x["holds"] for x in held.values()) else "may miss the SLO"
         missing = [name for name in asked if name not in held]
         without = f"; of {', '.join(missing)} too few were measured" if missing else ""
@@ -121,11 +124,11 @@ def to_win_text(to_win: dict[str, Any]) -> str:
     if to_win["rate"]:
         ways.append(f"above {to_win['rate']:.4g} requests/s, which the best as it is does not hold")
     if to_win["carry"]:
-        ways.append(f"if it carried {to_win['carry'] - 1:+.0%}")
+        ways.append(f"if it carried {more(to_win['carry'] - 1)}")
     if to_win["speed"]:
         ways.append(
-            f"if {to_win['device']}'s memory, arithmetic and links were {to_win['speed'] - 1:.0%} faster, as it then"
-            " needed fewer"
+            f"if {to_win['device']}'s memory, arithmetic and links were about {to_win['speed'] - 1:.0%} faster, as it"
+            " then needed fewer"
         )
     return "; or ".join(ways) or "by no price, rate or speed alone (up to twice as fast)"
 
@@ -143,11 +146,7 @@ def describe(deployment: dict[str, Any], model: bool = True) -> str:
     precision = deployment["precision"]
     replicas = deployment["replicas"]
     each = deployment["gpus"] // replicas
-    gpus = (
-        f"{replicas} replicas of {each} {deployment['hardware']}"
-        if replicas > 1
-        else f"{each} {deployment['hardware']}"
-    )
+    gpus = copies(replicas, each, deployment["hardware"])
     if deployment["cluster"]:
         pools = [(name, deployment["cluster"].get(name)) for name in ("prefill", "decode")]
         named = [f"{pool['replicas']} for {name}" for name, pool in pools if pool]
@@ -168,7 +167,7 @@ def shape_of(deployment: dict[str, Any]) -> str:
 
 
 def _answer(answer: dict[str, Any], objective: str) -> None:
-    headroom = f" ({answer['headroom']:+.0%})" if answer["headroom"] else ""
+    headroom = f" ({more(answer['headroom'])})" if answer["headroom"] else ""
     if objective == "users":
         _field(
             "users",
@@ -207,7 +206,8 @@ def margin_text(margin: dict[str, Any]) -> str:
     gpus = f"{margin['gpus']:+g} GPU{'s' if abs(margin['gpus']) > 1 else ''}"
     parts.append(gpus if margin["gpus"] else "as many GPUs")
     if margin["largest_rate"] is not None:
-        parts.append(f"carries {margin['largest_rate']:+.1%}")
+        carries = margin["largest_rate"]
+        parts.append(f"carries {more(carries)}" if abs(carries) >= 5e-3 else "carries as much")
     return ", ".join(parts)
 
 

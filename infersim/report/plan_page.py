@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from infersim.explain.change import more
 from infersim.metrics.result import Result
 
 from .html import Page
@@ -76,8 +77,8 @@ def plan_page(document: dict[str, Any], briefed: Briefed, command: list[str]) ->
 
 
 def _rates(answer: dict[str, Any]) -> str:
-    more = f", and up to {answer['largest_rate']:.4g} ({answer['headroom']:+.0%})" if answer["headroom"] else ""
-    return f"{answer['rate']:.4g} requests/s{more}"
+    largest = f", and up to {answer['largest_rate']:.4g} ({more(answer['headroom'])})" if answer["headroom"] else ""
+    return f"{answer['rate']:.4g} requests/s{largest}"
 
 
 def _slo(document: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
             span(cost["usd_per_million_output_tokens"], "USD"),
             f"{span(cost['usd_per_million_tokens'], 'USD')} with prompt tokens",
         ),
-        card("Requests/s", f"{best['rate']:.4g}", f"up to {best['largest_rate']:.4g}: {best['headroom']:+.0%}"),
+        card("Requests/s", f"{best['rate']:.4g}", f"up to {best['largest_rate']:.4g}: {more(best['headroom'])}"),
         card("First limit to break", binding["limit"], "at a higher rate"),
         card("Energy of an output token", span(cost["joules_per_output_token"], "J"), "GPUs at their power limit"),
     ]

@@ -3,12 +3,13 @@
 import math
 from typing import Any
 
+from infersim.explain.change import more
 from infersim.explain.uncertainty import ends_of
 
 from .lanes import lanes
 from .parts import shown, span, table
 from .svg import Series, chart
-from .terminal import state, title
+from .terminal import copies, state, title
 
 GIB = 2**30
 WORDS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
@@ -115,7 +116,7 @@ def _numbers(brief: dict[str, Any]) -> list[dict[str, Any]]:
     note = (
         "how far the load can grow"
         if not largest
-        else f"{largest['headroom']:+.0%}"
+        else more(largest["headroom"])
         if largest["headroom"]
         else largest["note"]
     )
@@ -371,7 +372,7 @@ PARALLEL = ("tensor", "pipeline", "attention_data", "expert", "context")
 def _deployment(answer: dict[str, Any]) -> str:
     found, most = answer["deployment"], shown(answer["largest_rate"])
     each = found["gpus"] // found["replicas"]
-    return f"{found['replicas']} x {each} {found['hardware']}, up to {most} requests/s"
+    return f"{copies(found['replicas'], each, found['hardware'])}, up to {most} requests/s"
 
 
 def measured_section(documents: list[dict[str, Any]]) -> dict[str, Any]:

@@ -67,14 +67,19 @@ def _devices(document: dict) -> str:
     """Every kind of replica: its GPUs, and how many there are."""
     cluster, rows = document["scenario"]["cluster"], document["replicas"]
     if scaler := cluster.get("autoscaler"):
-        return f"{rows[0]['gpus']} {rows[0]['hardware']} x {scaler['min']} to {scaler['max']} replicas"
+        return copies(f"{scaler['min']} to {scaler['max']}", rows[0]["gpus"], rows[0]["hardware"])
     counts = Counter((row["role"], row["gpus"], row["hardware"]) for row in rows)
     parts = []
     for (role, gpus, name), n in counts.items():
         pool = cluster.get(role) or {}
-        most = f"{pool['autoscaler']['min']} to {n}" if pool.get("autoscaler") else f"{n}"
-        parts.append(f"{gpus} {name}{f' x {most} replicas' if n > 1 else ''}{ROLES[role]}")
+        most = f"{pool['autoscaler']['min']} to {n}" if pool.get("autoscaler") and n > 1 else n
+        parts.append(f"{copies(most, gpus, name)}{ROLES[role]}")
     return " and ".join(parts)
+
+
+def copies(replicas: int | str, gpus: int, hardware: str) -> str:
+    """What replicas of one kind run on, in words."""
+    return f"{gpus} {hardware}" if replicas == 1 else f"{replicas} replicas of {gpus} {hardware}"
 
 
 SLO = {True: "met", False: "missed", None: "held in this run, too short to tell whether it stays so"}

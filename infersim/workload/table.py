@@ -107,6 +107,11 @@ def read_text(path: Path, where: str) -> str:
 
 def read_csv(text: str, where: str) -> Table:
     """Columns by the names in the first line that is not blank."""
+    if text.lstrip().startswith("["):
+        raise InputError(
+            f"{where}: a JSON list, no trace; must have a line per request: CSV with a header such as"
+            " arrival_s,prompt_tokens,output_tokens, or a JSON object each. Of texts (ShareGPT) count the tokens first"
+        )
     reader = csv.reader(io.StringIO(text, newline=""))
     lines, rows = [], []
     try:
