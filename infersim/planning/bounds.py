@@ -120,7 +120,9 @@ def _latency(
                 seconds = step_floor(operators, hardware, prefill_sums(max(int(prompt), 1)))
                 floors[key] = seconds * 1e3 / parallelism.pipeline
         elif metric == "tpot":
-            if statistic in lengths.prompts_of_many:
+            engine = deployment.engine  # tokens that come with the first one take no time
+            alone = engine.stream_interval == 1 or engine.stream_first_token
+            if statistic in lengths.prompts_of_many and alone:
                 floors[key] = itl(int(lengths.prompts_of_many[statistic]))
         elif metric == "e2el":
             floors[key] = (output - 1) * itl(1)
