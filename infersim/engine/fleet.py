@@ -237,11 +237,11 @@ class Fleet:
         self.num_requests = end
         if self.keep_gaps:
             counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")
-            start, more = len(self.gaps), int(counts.sum())
+            old, kept = len(self.gaps), len(self.gaps) + int(counts.sum())
             self._gap_offset = _grown(self._gap_offset, first, end)
-            self._gap_offset[first:end] = start + np.cumsum(counts) - counts
-            self._gaps = _grown(self._gaps, start, start + more)
-            self.gaps, self.gap_offset = self._gaps[: start + more], self._gap_offset[:end]
+            self._gap_offset[first:end] = old + np.cumsum(counts) - counts
+            self._gaps = _grown(self._gaps, old, kept)
+            self.gaps, self.gap_offset = self._gaps[:kept], self._gap_offset[:end]
         after = self._requests, self.segments, self.sequences, self._gaps, self._gap_offset
         if any(one is not other for one, other in zip(before, after, strict=True)):
             self._moved()
