@@ -22,6 +22,7 @@ from infersim.explain.summary import summarize
 from infersim.metrics.latency import num_gaps
 from infersim.metrics.result import Result
 from infersim.planning.limits import with_limits
+from infersim.planning.steps import steps_of
 from infersim.report.chrome_trace import write_chrome_trace
 from infersim.report.export import EXPORTS, write_export
 from infersim.report.files import to_json
@@ -72,7 +73,7 @@ def _write_all(document: dict[str, Any], results: list[Result]) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         Answer(with_limits(document, results[0]), results).report(folder / "page.html")
-        write_chrome_trace(folder / "trace.json", results[0])
+        write_chrome_trace(folder / "trace.json", results[0], steps_of(results[0], seconds=0.05))
         for kind in EXPORTS:
             with suppress(InputError):
                 write_export(kind, folder, results[0], requests, vllm_bench(results[0], True))
