@@ -35,8 +35,8 @@ def chrome_trace(result: Result, steps: dict[str, Any]) -> dict[str, Any]:
     for pid, name in said.items():
         events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
     if steps["steps"]:
-        mine = {"name": f"replica {number}"}
-        events.append({"ph": "M", "pid": STEPS, "tid": number, "name": "thread_name", "args": mine})
+        titled = {"name": f"replica {number}"}
+        events.append({"ph": "M", "pid": STEPS, "tid": number, "name": "thread_name", "args": titled})
     for step in steps["steps"]:
         args = {"tokens": step["tokens"], "prompts": [row[0] for row in step["prompts"]],
                 "decodes": len(step["decodes"]),
