@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-slow fuzz explore conformance lint pictures performance profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow fuzz explore conformance record lint pictures performance profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -41,6 +41,10 @@ VLLM ?= 0.32
 NUMBER ?= 20
 conformance: $(VENV)/.installed-test .conformance/$(VLLM)/.installed
 	$(BIN)/python tests/conformance/referee.py .conformance/$(VLLM) $(NUMBER)
+
+record: $(VENV)/.installed-test .conformance/$(VLLM)/.installed  # decisions for make test: make record VLLM=0.33 NUMBER=2
+	$(BIN)/python tests/conformance/scenarios.py 1 $(NUMBER) | PYTHONPATH=.conformance/$(VLLM) .conformance/python/bin/python \
+	  tests/conformance/vllm_scheduler.py | gzip -9n > tests/conformance/decisions/vllm-$(VLLM).jsonl.gz
 
 .conformance/%/.installed:
 	sh tests/conformance/install.sh $*

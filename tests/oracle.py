@@ -51,7 +51,10 @@ class Knobs:
     sparse_windows: bool = False  # 0.32: of a window only blocks are cached from which a prompt can go on
     evict_unhashed_first: bool = False  # 0.24: freed blocks without a hash are given out next
     admission_lookahead: bool = False  # 0.24: blocks for drafts at admission
+    resumes_in_flight: bool = False  # until 0.24: preempted, with a step of a pipeline that has not come back
+    pads_drafts: str = "beside-or-cached"  # or beside-running (0.28)
     padded_drafts: int = 0  # 0.28: drafts that fill up a request that is admitted and lacks one token
+    drafts_within_max_tokens: bool = False  # 0.11
     draft_slots: int = 0  # 0.28: tokens of the budget that a draft model takes for each sequence
     skips_behind_victim: bool = False  # until 0.24: see go_on
     drop_last_hit: bool = False  # EAGLE: the last block found is computed again
@@ -822,7 +825,9 @@ class Simulation:
             if request.num_placeholders > 0 and after >= request.prompt_tokens + request.max_tokens:
                 continue  # its last token is in flight
             n = request.num_tokens + request.num_placeholders + request.num_drafts - request.num_computed_tokens
-            n = min(n, self.threshold, self.budget, self.knobs.max_model_len - 1 - request.num_computed_tokens)
+            within = self.knobs.drafts_within_max_tokens
+            end = min(request.prompt_tokens + request.max_tokens if within else inf, self.knobs.max_model_len)
+            n = min(n, self.threshold, self.budget, end - 1 - request.num_computed_tokens)
             if n <= 0:
                 continue  # its next token is not known yet
             if self.defers and request.num_computed_tokens < request.prefill_end:
@@ -890,7 +895,8 @@ class Simulation:
                 continue
             if self.seats([*self.running, request]) > knobs.max_num_seqs:
                 break
-            if request.num_steps_in_flight > 0:  # preempted, and steps from before that are still to come back
+            resumes = knobs.resumes_in_flight and not knobs.async_scheduling
+            if request.num_steps_in_flight > 0 and not resumes:  # preempted, and steps with it are still to come back
                 position += 1
                 continue
             if self.returned and not request.num_swapped:
@@ -919,18 +925,19 @@ class Simulation:
                     break
             padded = 0
             filled = cached + 1 + knobs.padded_drafts
-            if (
-                n == 1
-                and (ran or cached)
-                and not prompts
-                and filled < min(knobs.max_model_len, cached + self.threshold + 1)
-            ):
+            always = knobs.pads_drafts == "beside-or-cached"
+            fits = (filled < knobs.max_model_len or not always) and knobs.padded_drafts < self.threshold
+            if n == 1 and (ran or (always and cached)) and not prompts and fits:
                 padded = knobs.padded_drafts
-                if 1 + padded > self.budget:
+                if 1 + padded > self.budget or filled > knobs.max_model_len:
                     break
             n = min(n + padded, self.threshold)
             if n > self.budget and not knobs.chunked_prefill:
                 if knobs.skip_unfit_prefill:
+                    if knobs.policy in ("fcfs", "lpm"):  # vLLM turns the order of those it skips
+                        self.waiting.remove(request)
+                        front = next((i for i, r in enumerate(self.waiting) if not r.tables), len(self.waiting))
+                        self.waiting.insert(front, request)
                     position += 1
                     continue
                 break

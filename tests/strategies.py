@@ -302,6 +302,7 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
     knobs["drop_last_hit"] = draw(st.booleans())
     room = knobs["max_num_batched_tokens"] - 1
     knobs["draft_slots"] = draw(st.sampled_from([0, 0, min(room, 1)]))
+    knobs["pads_drafts"] = "beside-or-cached"
     knobs["padded_drafts"] = draw(st.sampled_from([0, most])) if most + knobs["draft_slots"] <= room else 0
     attention = np.zeros(draw(st.integers(0, 2)), ATTENTION_PRICE)
     for kind in attention:

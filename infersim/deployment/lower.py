@@ -230,7 +230,7 @@ class Deployment:
         spec, engine = self.speculation, self.engine
         if spec is None:
             return {}
-        pads = engine.pads_drafts and spec.num_speculative_tokens_per_batch_size is None
+        pads = engine.pads_drafts != "never" and spec.num_speculative_tokens_per_batch_size is None
         in_step, beforehand = (engine.drafting_slots == each for each in ("in-step", "max-num-seqs"))
         return {
             "max_num_batched_tokens": engine.max_num_batched_tokens

@@ -30,8 +30,9 @@ WRITES_KEYS = ("eagle", "draft_model")
 
 
 def read(path: Path) -> list[dict]:
+    """The records of a file but those of which the release says that it does not have what they ask for."""
     with gzip.open(path, "rt") as lines:
-        return [json.loads(line) for line in lines]
+        return [record for record in map(json.loads, lines) if record["decisions"]]
 
 
 def preset_of(version: str) -> str:
@@ -67,7 +68,7 @@ def knobs_of(config: dict, preset: str) -> dict:
         "sparse_windows": values["sparse_windows"] and config["prefix_cache_retention_interval"] == 0,
         "lookahead": spec["k"] if spec and spec["method"] in WRITES_KEYS else 0,
         "draft_slots": int(slots == "in-step"),
-        "padded_drafts": spec["k"] if spec and values["pads_drafts"] and not spec.get("by_batch") else 0,
+        "padded_drafts": spec["k"] if spec and values["pads_drafts"] != "never" and not spec.get("by_batch") else 0,
         "drop_last_hit": int(bool(spec and spec["method"] == "eagle")),
         "host_step_time": SCHEDULE,
     }

@@ -38,13 +38,20 @@ class Stub:
         return None
 
 
-def lacks(config: dict) -> bool:
-    """Whether this release does not have what a scenario asks for: a watermark, drafts by batch size."""
+def lacks(config: dict, requests: list[dict]) -> bool:
+    """Whether this release does not have what a scenario asks for: a watermark, drafts by batch size, in 0.11 draft
+    models, an order of requests that are alike, or asynchronous scheduling as later releases have it."""
     from vllm.config import SchedulerConfig, SpeculativeConfig
+    from vllm.v1.request import Request
 
-    by_batch = config["speculative"] and config["speculative"].get("by_batch")
-    return bool(config["watermark"] and "watermark" not in SchedulerConfig.__dataclass_fields__) or bool(
-        by_batch and not hasattr(SpeculativeConfig, "uses_dynamic_speculative_decoding")
+    spec = config["speculative"] or {}
+    alike = len({(each["priority"], each["arrival"]) for each in requests}) < len(requests)
+    too_new = config["async_scheduling"] or (config["policy"] == "priority" and alike)
+    too_new = too_new or spec.get("method") == "draft_model"
+    return bool(
+        (config["watermark"] and "watermark" not in SchedulerConfig.__dataclass_fields__)
+        or (spec.get("by_batch") and not hasattr(SpeculativeConfig, "uses_dynamic_speculative_decoding"))
+        or (too_new and "__lt__" not in vars(Request))
     )
 
 
@@ -95,6 +102,7 @@ def make_scheduler(config: dict):
             use_eagle_block_drop=lambda: is_eagle,
             uses_draft_model=lambda: is_model,
             use_dflash=lambda: False,
+            use_multi_module_mtp=lambda: False,
             use_dspark=lambda: False,
             uses_dynamic_speculative_decoding=lambda: by_batch is not None,
             max_num_new_slots_for_drafting=int(is_model),
@@ -269,7 +277,7 @@ class Run:
         known = {i: r.num_output_tokens for i, r in self.requests.items()}
         result = ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled,
-            logprobs=None, prompt_logprobs_dict={}, pooler_output=[None] * len(names),
+            logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
         )  # fmt: skip
         self.scheduler.update_from_output(output, result)
         for i, r in self.requests.items():
@@ -279,7 +287,8 @@ class Run:
         spec = self.config["speculative"]
         if spec and not self.config["async_scheduling"] and names:
             k = getattr(output, "num_spec_tokens_to_schedule", None) if spec.get("by_batch") else spec["k"]
-            self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[5] * k for _ in names]))
+            drafts = [[5] * k if int(name) in samples else [] for name in names]  # older releases take a chunk's too
+            self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def run(self) -> dict:
         size = 2 if self.config["async_scheduling"] else self.config["pipeline"]
@@ -317,7 +326,8 @@ def main() -> None:
     sys.stdout = sys.stderr  # vLLM logs there
     for line in sys.stdin:
         scenario = json.loads(line)
-        decisions = None if lacks(scenario["config"]) else Run(scenario).run()
+        lacking = lacks(scenario["config"], scenario["requests"])
+        decisions = None if lacking else Run(scenario).run()
         print(json.dumps({"scenario": scenario, "decisions": decisions}), file=answers, flush=True)
 
 

@@ -12,10 +12,11 @@ from .gang import decode_group, readmit_group
 from .njit import compiled, inlined
 from .preemption import preempt_last, retract
 from .pricing import add_drafts, add_to_sums, add_verification, clear
-from .queue import remove
+from .queue import is_ordered, put_back, remove
 from .state import (
     ADMIT,
     BACKGROUND,
+    BESIDE_OR_CACHED,
     DECODES,
     DECODES_IF_NO_PREFILL,
     EVERYTHING,
@@ -153,8 +154,8 @@ def schedule_running(core, phase):
     requests, scheduler, knobs, running = core.requests, core.scheduler, core.knobs, core.running
     if phase == DECODES and knobs.retracts:
         retract(core)
-    only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and knobs.padded_drafts == 0
-    only_full = only_full and not scheduler.defers_prefills
+    only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and not scheduler.defers_prefills
+    only_full = only_full and knobs.lookahead == 0 and knobs.padded_drafts == 0
     placeholder = 1 if knobs.async_scheduling else 0
     this_step = core.replica.num_steps
     cost = 1 + knobs.draft_slots
@@ -255,7 +256,10 @@ def num_new_tokens(core, request, budget):
     n = own + request.num_drafts
     if 0 < threshold < n:
         n = threshold
-    return min(min(n, budget), core.knobs.max_model_len - 1 - computed)
+    end = core.knobs.max_model_len
+    if core.knobs.drafts_within_max_tokens:
+        end = min(end, request.max_num_tokens)
+    return min(min(n, budget), end - 1 - computed)
 
 
 @compiled
@@ -325,7 +329,8 @@ def admit(core, q):
     reserved = core.replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
     if keeps_tables(knobs) and not arrived and reserved:
         return STOP  # rows of the tables are left for what runs
-    if request.last_step >= core.replica.num_steps - core.replica.in_flight + core.replica.num_empty:
+    is_in_flight = request.last_step >= core.replica.num_steps - core.replica.in_flight + core.replica.num_empty
+    if is_in_flight and (knobs.async_scheduling or not knobs.resumes_in_flight):
         return PASSED_OVER  # preempted, and a step with it is still to come back
     if scheduler.swapped_in and request.num_swapped == 0:
         return STOP  # prompts wait until nobody is swapped
@@ -345,13 +350,18 @@ def admit(core, q):
     if knobs.clip_max_new_tokens > 0 and not room_for_all(core, request, n, idle_hits):
         return STOP
     padded = padding(core, computed, n)
-    if padded > 0 and n + padded > scheduler.token_budget:
+    if padded > 0 and (n + padded > scheduler.token_budget or computed + n + padded > knobs.max_model_len):
         return STOP
     n += padded
     if 0 < scheduler.prefill_threshold < n:
         n = scheduler.prefill_threshold
     if n > scheduler.token_budget and not knobs.chunked_prefill:
-        return PASSED_OVER if knobs.skip_unfit_prefill else STOP
+        if not knobs.skip_unfit_prefill:
+            return STOP
+        if not is_ordered(knobs.policy):  # vLLM turns the order of those it skips
+            remove(core.requests, scheduler, q)
+            put_back(core.requests, scheduler, knobs.policy, q)
+        return PASSED_OVER
     n = min(n, scheduler.token_budget)
     if not gate(request, scheduler, knobs, looked_up, busy_hits, watermark):
         if (
@@ -375,9 +385,10 @@ def admit(core, q):
 def padding(core, computed, n):
     """Drafts with which a request that waits and lacks one token is filled up, so that the step's sequences are alike
     (Scheduler.schedule, pad_spec_decode)."""
-    scheduler, k = core.scheduler, core.knobs.padded_drafts
-    beside = scheduler.num_running_entries > 0 or computed > 0
-    fits = k < core.knobs.max_model_len - computed - 1 and not 0 < scheduler.prefill_threshold <= k
+    scheduler, k, always = core.scheduler, core.knobs.padded_drafts, core.knobs.pads_drafts == BESIDE_OR_CACHED
+    beside = scheduler.num_running_entries > 0 or (always and computed > 0)
+    fits = k < core.knobs.max_model_len - computed - 1 or not always  # else it waits until nobody runs
+    fits &= not 0 < scheduler.prefill_threshold <= k
     return k if n == 1 and fits and beside and not scheduler.prefill_running else 0
 
 

@@ -51,6 +51,7 @@ FCFS, PRIORITY, SHORTEST_FIRST, LONGEST_PREFIX = range(4)
 MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 # What a pipeline has in flight beside steps with something to do: see knobs.
 UNTIL_DONE, UNTIL_FULL = 1, 2
+BESIDE_OR_CACHED = 2
 # When a step whose requests have text loaded goes on: after it, beside it layer by layer; or they wait for it alone.
 LAYERS, BACKGROUND = 1, 2
 # Where text goes that the GPU evicts.
