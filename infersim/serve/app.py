@@ -302,17 +302,19 @@ class Endpoint:
         gone = watch(request.receive, reply)
         try:
             await reply.wait()
+            if reply.failed:
+                raise failure(reply)
+            if reply.open:
+                return Response(status_code=499)  # gone
+            self.live.clock.sent(reply.due)
+            return Response(reply.whole(), media_type="application/json", headers={"x-request-id": reply.ask.id})
         finally:
             gone.cancel()
             self.leave(reply)
-        if reply.failed:
-            raise failure(reply)
-        if reply.open:
-            return Response(status_code=499)  # gone
-        self.live.clock.sent(reply.due)
-        return Response(reply.whole(), media_type="application/json", headers={"x-request-id": reply.ask.id})
 
     def leave(self, reply: Reply) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more. Its rows know it: without this only a collector of cycles would free it."""
         reply.leave()
+        for choice in reply.choices:
+            choice.row = None
         self.replies.pop(reply.ask.id, None)

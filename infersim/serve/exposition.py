@@ -154,6 +154,8 @@ def exposition(live: Live, replicas: list[int]) -> bytes:
     presets."""
     heads = {r: f'model_name="{live.models[r]}",engine="{e}"'.replace("\\", "\\\\") for e, r in enumerate(replicas)}
     lines: list[str] = []
+    for r in replicas:
+        live.counts[r].fold()
     if live.deployments[replicas[0]].engine.engine == "sglang":
         _values(lines, live, heads, "sglang", SGLANG_GAUGES, _sglang_gauges, "gauge")
         _values(lines, live, heads, "sglang", SGLANG_COUNTERS, _sglang_counters, "counter")

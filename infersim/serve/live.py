@@ -346,9 +346,8 @@ class Live:
         """Post the tokens of the steps that have ended, and what has become of requests."""
         fleet = self.fleet
         requests, ends = fleet.requests, fleet.replicas["last_end"]
-        changed = np.flatnonzero(ends != self._ends).tolist()
-        gone = {int(row) for row in ended["request"][ended["kind"] != PREFILL_DONE]}
-        for r in changed:
+        gone = set(ended["request"][ended["kind"] != PREFILL_DONE].tolist()) if len(ended) else set[int]()
+        for r in np.flatnonzero(ends != self._ends).tolist():
             self._ends[r] = ends[r]
             self._post(r, float(ends[r]), gone)
         for row in gone:  # turned away, or given up
@@ -372,16 +371,18 @@ class Live:
         rows, requests = self.array(r), self.fleet.requests
         total = requests["num_output_tokens"][rows]
         new = total - self._seen[rows]
-        here = np.flatnonzero(new)
-        if not len(here):
+        if not new.all():
+            here = np.flatnonzero(new)
+            rows, new, total = rows[here], new[here], total[here]
+        if not len(rows):
             return
-        rows, new = rows[here], new[here]
-        self._seen[rows] = total[here]
-        begun = new == total[here]
-        last, self._last[rows] = self._last[rows], end
-        arrival = self._asked[rows]
-        scheduled = int(self.fleet.replicas["num_scheduled_tokens"][r])
-        self.counts[r].step(new, begun, scheduled, (end - last)[~begun], (end - arrival)[begun])
+        self._seen[rows] = total
+        before, self._last[rows] = self._last[rows], end
+        begun = new == total
+        first = begun if begun.any() else None
+        if first is not None:
+            before[first] = self._asked[rows[first]]
+        self.counts[r].step(new, first, int(self.fleet.replicas["num_scheduled_tokens"][r]), end - before)
         mine, posts = self.rows[r], list[tuple[Row, int, str | None]]()
         for row, n in zip(rows.tolist(), new.tolist(), strict=True):
             if gone and row in gone and requests["status"][row] == COMPLETED:

@@ -1,8 +1,10 @@
 """A day of traffic against `infersim serve`, as fast as it goes: does the clock drift, does memory grow?
 
     python tests/benchmarks/serve_day.py [--hours 24] [--rate 0.03] [--speed 1440]
+    python tests/benchmarks/serve_day.py --trace azure2023_conv.csv.gz --speed 30
 
-Arrivals rise and fall over the day; lengths are like Azure's conversations (log-normal, medians 1,020 and 129 tokens).
+Without a trace arrivals rise and fall over the day, and lengths are like Azure's conversations (log-normal, medians
+1,020 and 129 tokens). A trace that is shorter than the day is played again from its start.
 Drift is how much later requests came than they were meant to, in the last hour against the first; memory is what the
 server holds more at the end than after a quarter, per request between.
 """
@@ -23,6 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from endpoint import endpoint
+
+from infersim.config.scenario import build_scenario
+from infersim.workload.build import build_requests
 
 
 def ask(port: int, path: str) -> dict:
@@ -47,6 +52,21 @@ def day(hours: float, rate: float) -> list[tuple[float, int, int]]:
                 min(max(int(draw.lognormvariate(math.log(m), s)), 1), 8000) for m, s in ((1020, 1), (129, 1))
             )
             found.append((time_, prompt, min(output, 1000)))
+
+
+def played(trace: str, hours: float) -> list[tuple[float, int, int]]:
+    """The same of a trace, again and again for so many hours."""
+    parts = {
+        "model": "Llama-3.1-8B",
+        "hardware": "h100-sxm",
+        "workload": {"trace": trace, "max_tokens": "output_length"},
+    }
+    rows = build_requests(build_scenario(parts, "the day").workload, 0, Path())
+    columns = (rows.arrival - rows.arrival[0]).tolist(), rows.prompt_tokens.tolist(), rows.output_tokens.tolist()
+    once, found = list(zip(*columns, strict=True)), list[tuple[float, int, int]]()
+    for turn in range(math.ceil(hours * 3600 / once[-1][0])):
+        found += [(turn * once[-1][0] + arrival, prompt, output) for arrival, prompt, output in once]
+    return [row for row in found if row[0] < hours * 3600]
 
 
 class Client:
@@ -85,13 +105,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, default in (("hours", 24.0), ("rate", 0.03), ("speed", 1440.0)):
         parser.add_argument(f"--{name}", type=float, default=default)
+    parser.add_argument("--trace", default="")
     given = parser.parse_args()
+    load = played(given.trace, given.hours) if given.trace else day(given.hours, given.rate)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with (
         tempfile.TemporaryDirectory() as folder,
         endpoint("--speed", str(given.speed), "--record", f"{folder}/day.jsonl", **pipes) as (server, port),
     ):
-        load = [(a + 30 * given.speed / 60, p, o) for a, p, o in day(given.hours, given.rate)]
+        load = [(a + 30 * given.speed / 60, p, o) for a, p, o in load]
         began = time.perf_counter()
         quarter, end = asyncio.run(play(port, server.pid, load, given.speed))
         took = time.perf_counter() - began
