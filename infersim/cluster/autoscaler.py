@@ -125,11 +125,9 @@ class Autoscaler:
 
     def _latency(self) -> float:
         """Mean TTFT or TPOT of the pool's requests that have ended since the last look."""
-        ended = [i for i in self.front.ended[self.ended_before :] if self.mine[i]]
-        self.ended_before = len(self.front.ended)
-        rows = self.front.fleet.requests[[self.front.row[i] for i in ended]]
+        rows, sent = self.front.ended_of(self)
         if self.spec.policy == "ttft":
-            seconds = (rows["first_token"] - self.front.sent[ended])[rows["first_token"] >= 0]
+            seconds = (rows["first_token"] - sent)[rows["first_token"] >= 0]
         else:
             rows = rows[rows["num_output_tokens"] > 1]
             seconds = (rows["last_token"] - rows["first_token"]) / (rows["num_output_tokens"] - 1)

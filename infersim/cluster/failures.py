@@ -37,18 +37,18 @@ class Failures:
 
     def _stated(self, failure: Failure, at: float, replica: int):
         yield self.front.clock.at(at)
-        yield from self._break_down(failure, replica, failure.duration)
+        yield from self.break_down(failure, replica, failure.duration)
 
     def _by_chance(self, failure: Failure, mean_gap: float, number: int, replica: int):
         random, clock = generator(self.front.seed, "failures", number, replica), self.front.clock
         while self.front.left:
             yield clock.watch(clock.now + random.exponential(mean_gap))
             duration = failure.duration and random.exponential(failure.duration)
-            yield from self._break_down(failure, replica, duration)
+            yield from self.break_down(failure, replica, duration)
             if duration is None:
                 return
 
-    def _break_down(self, failure: Failure, replica: int, duration: float | None):
+    def break_down(self, failure: Failure, replica: int, duration: float | None):
         """One failure from its beginning to its end, if it has one."""
         front = self.front
         if not front.left:

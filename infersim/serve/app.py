@@ -97,15 +97,16 @@ class Endpoint:
     # --- about the server ---------------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        if any(self.live.ready(r) for r in self._replicas(request)):
-            return Response(status_code=200)
-        raise ApiError(503, "the replica is starting", retry_after=1)
+        if not any(self.live.ready(r) for r in self._replicas(request)):
+            raise ApiError(503, "no replica is there", retry_after=1)
+        return Response(status_code=200)
 
     async def version(self, request: Request) -> Response:
         engine = self.live.deployments[self._replicas(request)[0]].engine.preset
         return as_json({"version": engine.partition("-")[2], "engine": engine, "infersim": __version__})
 
     async def models(self, request: Request) -> Response:
+        await self.health(request)
         cards = {}
         for r in self._replicas(request):
             name = self.live.models[r]
@@ -262,7 +263,7 @@ class Endpoint:
             if replica < 0 or not live.ready(replica):
                 reply.leave()
                 raise ApiError(503, "no replica is there", retry_after=1)
-            if limit := live.refusal(replica, 1 if reply.choices else len(asks)):
+            if limit := self.gate.refusal(replica, 1 if reply.choices else len(asks)):
                 reply.leave()
                 live.counts[replica].refused[limit] += 1
                 raise ApiError(503, f"The engine is busy: {limit} is reached. Try again later.", retry_after=1)

@@ -14,20 +14,39 @@ from infersim.engine.fleet import Fleet
 from infersim.workload.draws import generator
 from infersim.workload.requests import Requests
 
-from .ask import Ask
+from .ask import Ask, Row
 
 CHUNK = 4096  # draws made at a time
 
 
+class Held(Signals):
+    """The same, where a router knows of each replica the requests that it has, whoever sent them. rows: of all."""
+
+    def __init__(self, fleet: Fleet, members: np.ndarray, rows: list[dict[int, Row]]):
+        self._rows = [rows[replica] for replica in members.tolist()]
+        super().__init__(fleet, members, False, None)
+
+    def _outstanding(self) -> np.ndarray:
+        return np.array([len(rows) for rows in self._rows])
+
+
 class Door:
-    """The routers of a scenario. models: what each replica serves; add: makes a row of the fleet of a request."""
+    """The routers of a scenario. models: what each replica serves; rows: the requests that each has; add: makes a row
+    of the fleet of a request."""
 
     def __init__(
-        self, scenario: Scenario, fleet: Fleet, models: list[str], sites: list[Site], add: Callable[[Ask], int]
+        self,
+        scenario: Scenario,
+        fleet: Fleet,
+        models: list[str],
+        sites: list[Site],
+        rows: list[dict[int, Row]],
+        add: Callable[[Ask], int],
     ):
+        self._rows = rows
         cluster = scenario.cluster
         self.fleet, self.sites, self.seed, self._add = fleet, sites, scenario.simulation.seed, add
-        self.members: dict[Router | None, np.ndarray] = {}
+        self.members: dict[Router, np.ndarray] = {}
         """numbers of the replicas among which each router chooses"""
         self._sessions: dict[str, int] = {}
         self._probe = -1
@@ -50,7 +69,7 @@ class Door:
         empty = Requests(*(np.zeros(0),) * 4)
         router = Router(
             spec,
-            Signals(self.fleet, members, False, None),
+            Held(self.fleet, members, self._rows),
             np.array([self.sites[r].weight for r in members]),
             0,
             self.seed,
@@ -64,9 +83,8 @@ class Door:
         self.members[router] = members
         return router
 
-    def choose(self, router: Router | None, ask: Ask, allowed: np.ndarray | None) -> int:
+    def choose(self, router: Router, ask: Ask, allowed: np.ndarray | None) -> int:
         """The place among a router's replicas where it sends a request; bool[k]: to which it may."""
-        assert router is not None
         i = len(router.prompt_tokens)
         if i >= len(router.draws):
             more = CHUNK * (1 + len(router.draws) // CHUNK)
@@ -79,13 +97,6 @@ class Door:
         if router.spec.policy == "kv-aware":
             self._matched = ask
         return router.choose(i, allowed)
-
-    def forget(self, replica: int) -> None:
-        """A replica has lost its cache."""
-        for router, members in self.members.items():
-            if router is not None:
-                for r in np.flatnonzero(members == replica).tolist():
-                    router.forget(r)
 
     def _session(self, name: str) -> int:
         if not name:

@@ -78,8 +78,8 @@ OLD_HISTOGRAM = ("time_per_output_token_seconds", "inter_token_latency_seconds")
 
 
 def _gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
-    running, waiting = live.queues(r)
-    usage = live.kv_usage(r)
+    running, waiting = live.roster.queues(r)
+    usage = live.roster.kv_usage(r)
     yield "num_requests_running", "", running
     yield "num_requests_waiting", "", waiting
     yield "kv_cache_usage_perc", "", usage
@@ -131,7 +131,7 @@ def _counters(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
 
 
 def _sglang_gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
-    (running, waiting), usage, counts = live.queues(r), live.kv_usage(r), live.counts[r]
+    (running, waiting), usage, counts = live.roster.queues(r), live.roster.kv_usage(r), live.counts[r]
     blocks, size = int(live.fleet.knobs["num_gpu_blocks"][r]) - 1, int(live.fleet.knobs["block_size"][r])
     yield "num_running_reqs", "", running
     yield "num_queue_reqs", "", waiting

@@ -13,6 +13,7 @@ from .http import as_json, json_of
 from .live import Live
 from .outcome import result
 from .protocol import ApiError
+from .roster import STATES
 
 FAILURES = {
     "rate_limit": 429,
@@ -61,14 +62,15 @@ class Faults:
         time = live.now()
         replicas = []
         for r in self._replicas(request):
-            running, waiting = live.queues(r)
+            running, waiting = live.roster.queues(r)
             replicas.append(
                 {
                     "replica": r,
                     "ready": live.ready(r),
+                    "state": STATES[live.roster.state(r)],
                     "running": running,
                     "waiting": waiting,
-                    "kv_usage": live.kv_usage(r),
+                    "kv_usage": live.roster.kv_usage(r),
                     "steps": int(live.fleet.replicas["num_steps"][r]),
                 }
             )
@@ -78,7 +80,7 @@ class Faults:
                 "simulated_s": time,
                 "speed": live.clock.speed,
                 "prompts_are_counted": "exactly" if self.exact else "by an estimate: about 4 bytes a token",
-                "requests": counts | {"lost": len(live.lost_rows)},
+                "requests": counts | {"lost": len(live.roster.lost)},
                 "lateness": live.clock.lateness(),
                 "replicas": replicas,
             }
@@ -97,7 +99,8 @@ class Faults:
 
     async def slow(self, request: Request) -> Response:
         body = await json_of(request)
-        self.live.slow(self._of(body), _number(body, "factor", 1.0, 1e6, 2.0))
+        self.live.now()
+        self.live.roster.slow(self._of(body), _number(body, "factor", 1.0, 1e6, 2.0))
         return as_json({})
 
     async def errors(self, request: Request) -> Response:

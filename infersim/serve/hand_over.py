@@ -128,6 +128,10 @@ class HandOver:
         self._release(held)
         return not self.fleet.requests["num_blocks"][row]
 
+    def cut(self, is_cut: bool) -> None:
+        """The link breaks, and what is on its way waits; or it is whole again."""
+        self.link.set_bandwidth(0.0 if is_cut else self.transfer.bandwidth)
+
     def stages(self, replica: int) -> dict[str, int]:
         """Requests of a replica whose KV is to come, by vLLM's stages."""
         mine = [row for row in self.coming if self.to[row] == replica]

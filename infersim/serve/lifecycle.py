@@ -29,6 +29,8 @@ class Gate:
         self.granted = 0
         self.queue: deque[tuple[list[int], asyncio.Future]] = deque()
         live.freed = self.next
+        for pool in live.roster.pools:  # autoscalers count who waits
+            pool.queue = self.queue  # type: ignore[assignment]  # of which they only ask how long it is
 
     async def enter(self, replicas: list[int], came: float) -> float:
         """Waits until one of these replicas has room for a request that came at this simulated time (s), to which the
@@ -50,6 +52,20 @@ class Gate:
             finally:
                 self.granted -= 1
         return came
+
+    def refusal(self, replica: int, n: int) -> str | None:
+        """The queue limit at which a replica refuses n more sequences (AsyncLLM.check_admission); None: it does not."""
+        live = self.live
+        limit, rows = live.scenario.cluster.admission, live.array(replica)
+        if limit is None:
+            return None
+        if limit.max_num_queued_reqs is not None and len(rows) + n > limit.max_num_queued_reqs:
+            return "max_num_queued_reqs"
+        records = live.fleet.requests[rows]
+        queued = int(records["prompt_tokens"][records["num_output_tokens"] == 0].sum())
+        if limit.max_num_queued_tokens is not None and queued >= limit.max_num_queued_tokens:
+            return "max_num_queued_tokens"
+        return None
 
     def _room(self, replicas: list[int]) -> bool:
         assert self.limit is not None and self.limit.max_outstanding is not None  # checked by Live
@@ -129,7 +145,8 @@ class Lifecycle:
         self.live.asleep = int(level)
         self.gate.close(paused=False)
         self._end()
-        self.live.forget()
+        self.live.now()
+        self.live.roster.forget()
         return Response(status_code=200)
 
     async def wake_up(self, request: Request) -> Response:
@@ -149,7 +166,8 @@ class Lifecycle:
 
     async def reset(self, request: Request) -> Response:
         """A replica that has requests keeps its cache, as vLLM's does."""
-        self.live.forget()
+        self.live.now()
+        self.live.roster.forget()
         return Response(status_code=200)
 
     async def load_adapter(self, request: Request) -> Response:

@@ -10,6 +10,7 @@ from time import monotonic
 import numpy as np
 
 from infersim.cluster.clock import Clock as Processes
+from infersim.cluster.pool import READY
 from infersim.config.cluster import Kind
 from infersim.config.scenario import Scenario
 from infersim.deployment import deployments_of, served_name
@@ -27,6 +28,7 @@ from .counts import Counts
 from .door import Door
 from .hand_over import HandOver
 from .refused import refuse
+from .roster import Roster
 
 EVENTS = PREFILL_DONE | FINISHED | TURNED_AWAY
 CHUNK = 4096  # draws made at a time
@@ -83,11 +85,8 @@ class Live:
         """LoRA adapters that were loaded: name -> path; they cost no time and no memory here"""
         self.asleep = 0
         """sleep level of all replicas"""
-        self.down: dict[int, float] = {}
-        """replicas that are not there, and when they will be (simulated s)"""
         self._outputs: list[int] = []
         self._random = generator(scenario.simulation.seed, "output_tokens")
-        self.lost_rows: list[int] = []
         self.came: dict[int, float] = {}
         """of rows that the front door held back: when their request came (simulated s)"""
         self.events: Watcher | None = None
@@ -97,11 +96,15 @@ class Live:
         self.aborted = self.finished = 0
         self.processes = Processes(self.fleet)
         """what happens between replicas"""
-        self.door = Door(scenario, self.fleet, self.models, [site for _, site in sites], self._add)
-        transfer = scenario.cluster.transfer if self.door.prefill else None
+        self.door = Door(scenario, self.fleet, self.models, [site for _, site in sites], self.rows, self._add)
+        cluster = scenario.cluster
+        transfer = cluster.transfer if self.door.prefill else None
         self.hand_over: HandOver | None = None
         if transfer:
             self.hand_over = HandOver(self.fleet, self.processes, transfer, [site for _, site in sites], self.counts)
+        self.roster = Roster(self, [site for _, site in sites])
+        if cluster.failures or self.roster.scalers:
+            self._wake()
 
     # --- what clients do ----------------------------------------------------------------------------------------------
 
@@ -116,9 +119,7 @@ class Live:
 
     def ready(self, replica: int) -> bool:
         """Whether a replica takes requests now."""
-        if replica in self.down and self.down[replica] <= self.clock.now():
-            del self.down[replica]
-        return replica not in self.down
+        return self.roster.state(replica) == READY
 
     def submit(self, ask: Ask, replica: int, push: Push, ids: Ids) -> Row:
         """A request comes to a replica at `until`. What becomes of it is told to `push`, never before this returns."""
@@ -169,27 +170,16 @@ class Live:
         self._arrays[replica] = None
         self._wake()
 
-    def refusal(self, replica: int, n: int) -> str | None:
-        """The queue limit at which a replica refuses n more sequences (AsyncLLM.check_admission); None: it does not."""
-        limit, rows = self.scenario.cluster.admission, self.array(replica)
-        if limit is None:
-            return None
-        if limit.max_num_queued_reqs is not None and len(rows) + n > limit.max_num_queued_reqs:
-            return "max_num_queued_reqs"
-        records = self.fleet.requests[rows]
-        queued = int(records["prompt_tokens"][records["num_output_tokens"] == 0].sum())
-        if limit.max_num_queued_tokens is not None and queued >= limit.max_num_queued_tokens:
-            return "max_num_queued_tokens"
-        return None
-
     def choose(self, ask: Ask, prefill: bool = False) -> int | None:
         """The replica that infersim's own router chooses, to answer or to compute the prompt; None if none is there."""
         router = self.door.prefill if prefill else self.door.pools[ask.base]
+        assert router is not None
         members, allowed, limit = self.door.members[router], None, self.scenario.cluster.admission
-        if self.down or limit:
+        if limit or not self.roster.complete:
             full = (limit.max_outstanding if limit and not prefill else None) or MANY
             allowed = np.array([self.ready(r) and len(self.rows[r]) < full for r in members.tolist()])
             if not allowed.any():
+                self.roster.wake(int(members[0]))
                 return None
             allowed = None if allowed.all() else allowed
         return int(members[self.door.choose(router, ask, allowed)])
@@ -229,60 +219,46 @@ class Live:
         if self.hand_over is not None:
             self.hand_over.freed()
             self.processes.reach(self.until)
+        self.roster.settle()
         self.freed()
+
+    def _happen(self) -> None:
+        """What is due between replicas by `until`."""
+        self.processes.reach(self.until)
+        if self.roster.changed:
+            self.roster.changed = False
+            self._freed()
 
     def asked(self, row: int) -> float:
         """When a request came to its replica (simulated s)."""
         return float(self._asked[row])
 
-    # --- faults -------------------------------------------------------------------------------------------------------
+    # --- what happens to it -------------------------------------------------------------------------------------------
 
     def crash(self, replica: int, duration: float) -> int:
         """A replica forgets everything, and is back after `duration` (simulated s). Returns how many it lost."""
-        time = self.now()
-        self._fail(replica, time)
-        lost = list(self.rows[replica].values())
+        self.now()
+        number = len(self.rows[replica])
+        self.roster.crash(replica, duration)
+        self._happen()
+        self._wake()
+        return number
+
+    def drop(self, entry: Row) -> None:
+        """A row is no more."""
+        del self.rows[entry.replica][entry.row]
+        self._arrays[entry.replica] = None
+
+    def empty(self, replica: int) -> None:
+        """A replica has no rows any more."""
         self.rows[replica].clear()
         self._arrays[replica] = None
-        self.down[replica] = time + duration
-        for entry in lost:
-            self._lose(entry, time)
-        if self.hand_over is not None:  # prompts that others were to pull
-            for row in self.hand_over.lose(replica):
-                other = next(entries.pop(row) for entries in self.rows if row in entries)
-                self._arrays[other.replica] = None
-                self.fleet.abort(row, time)
-                self._lose(other, time)
-        self._freed()
-        self.door.forget(replica)
-        self._wake()
-        return len(lost)
 
-    def _lose(self, entry: Row, time: float) -> None:
-        """A replica died and took this with it."""
-        if self.hand_over is not None:
-            self.hand_over.leave(entry.row)
-        self.lost_rows.append(entry.row)
-        self.counts[entry.replica].end(self.fleet.requests[entry.row], "error", self.asked(entry.row))
-        entry.push(0, time, "abort")
-
-    def forget(self) -> None:
-        """Prefix caches of replicas without requests are empty from now on."""
-        time = self.now()
-        for replica, rows in enumerate(self.rows):
-            if not rows:
-                self._fail(replica, time)
-
-    def _fail(self, replica: int, time: float) -> None:
-        self.fleet.fail(replica, time)
+    def cleared(self, replica: int) -> None:
+        """A replica has forgotten everything: what it was doing did not end."""
         self._ends[replica] = self.fleet.replicas["last_end"][replica]
         if self.events is not None:
             self.events.cleared(replica)
-
-    def slow(self, replica: int, factor: float) -> None:
-        """Its steps take so many times as long from the next one on."""
-        self.now()
-        self.fleet.slow_down(replica, factor)
 
     def change_speed(self, speed: float) -> None:
         """From now on."""
@@ -334,13 +310,13 @@ class Live:
                     break
                 ended = np.concatenate([ended, found])
             self.until = until
-            processes.reach(until)
+            self._happen()
             self._collect(ended)
             ended = fleet.advance(until, EVENTS) if self.hand_over else ended[:0]  # what was sent meanwhile is due
             if not len(ended) and monotonic() > deadline:
                 return
         self.until = max(self.until, time)
-        processes.reach(self.until)
+        self._happen()
 
     def _collect(self, ended: np.ndarray) -> None:
         """Post the tokens of the steps that have ended, and what has become of requests."""
@@ -390,6 +366,7 @@ class Live:
                 entry = mine.pop(row)
                 self._arrays[r] = None
                 self.finished += 1
+                self.roster.ended(row, r)
                 pulled = self.hand_over is not None and row in self.hand_over.source
                 self.counts[r].end(requests[row], entry.last, self.asked(row), pulled)
                 posts.append((entry, n, entry.last))
@@ -410,20 +387,6 @@ class Live:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return sum(map(len, self.rows))
-
-    def kv_usage(self, replica: int) -> float:
-        """Share of a replica's KV blocks that are held."""
-        ranks = int(self.fleet.call["ranks"][0])
-        free = self.fleet.schedulers["free_blocks"][replica * ranks : (replica + 1) * ranks].sum()
-        return 1.0 - float(free) / (
-            int(self.fleet.knobs["ranks"][replica]) * (int(self.fleet.knobs["num_gpu_blocks"][replica]) - 1)
-        )
-
-    def queues(self, replica: int) -> tuple[int, int]:
-        """Requests that run and requests that wait."""
-        ranks = int(self.fleet.call["ranks"][0])
-        mine = self.fleet.schedulers[replica * ranks : (replica + 1) * ranks]
-        return int(mine["num_running"].sum()), int(mine["num_waiting"].sum())
 
     def reason(self, row: int) -> int:
         """Why a request was rejected (engine.compiled.state.REJECTION_REASONS), 0 if it was not."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from .text import SEGMENT
 
 
 def traffic(live: Live) -> tuple[np.ndarray, Requests]:
-    """Rows of the fleet that were sent to be answered, and the same as requests: of one that was aborted, what it had
-    generated."""
+    """Rows of the fleet that were sent to be answered, and the same as requests: of one whose client went away, what it
+    had generated."""
     fleet = live.fleet
     rows = np.flatnonzero((fleet.requests["replica"] >= 0) & (fleet.requests["hold"] == 0))
     came = zip(rows.tolist(), fleet.requests["arrival"][rows].tolist(), strict=True)
@@ -30,7 +31,7 @@ def traffic(live: Live) -> tuple[np.ndarray, Requests]:
     offsets = np.concatenate(([0], np.cumsum(counts)))
     take = np.repeat(records["first_segment"] - offsets[:-1], counts) + np.arange(offsets[-1])
     segments = fleet.segments[take]
-    cut = records["status"] == ABORTED
+    cut = (records["status"] == ABORTED) & ~np.isin(rows, live.roster.lost)
     outputs = np.where(cut, np.maximum(records["num_output_tokens"], 1), records["stop_tokens"])
     return rows, Requests(
         arrival,
@@ -58,12 +59,14 @@ def result(live: Live) -> Result | None:
                 records[name][i] = live.fleet.requests[name][source]
             records["sent"][i] = requests.arrival[i]
     ended = records["status"] == ABORTED
-    lost = np.isin(rows, live.lost_rows)
+    lost = np.isin(rows, live.roster.lost)
     records["status"][ended] = np.where(lost[ended], LOST, TIMED_OUT)
     k = len(live.fleet.replicas)
-    policy = live.scenario.cluster.router.policy if k > 1 else None
+    route: dict[str, Any] = {"policy": live.scenario.cluster.router.policy if k > 1 else None}
+    if live.roster.scalers:
+        route["autoscalers"] = [scaler.figures() for scaler in live.roster.scalers]
     unfinished = bool((records["status"] < COMPLETED).any())
-    served = Served(records, rows, np.full(k, end), end, {"policy": policy}, 0, unfinished)
+    served = Served(records, rows, live.roster.seconds_available(end), end, route, 0, unfinished)
     return result_of(live.scenario, live.kinds, live.specs, live.fleet, served, requests, live.scenario.simulation.seed)
 
 

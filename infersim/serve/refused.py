@@ -7,15 +7,15 @@ from infersim.config.scenario import Scenario
 def refuse(scenario: Scenario) -> None:
     """InputError for what only a run can have."""
     cluster, problems = scenario.cluster, []
-    for name in ("encode", "autoscaler", "kv_store"):
+    for name in ("encode", "kv_store"):
         if getattr(cluster, name) is not None:
             problems.append(f"cluster.{name}: is not served; must be left out, or use `infersim run`")
+    if any(group.autoscaler and group.autoscaler.policy == "predictive" for group in cluster.groups):
+        problems.append("autoscaler.policy: predictive is not served: nobody knows what will come; must be another")
     if cluster.transfer and isinstance(cluster.transfer.hand_over, int):
         problems.append("cluster.transfer.hand_over: a number is not served; must be always or never")
-    if cluster.failures:
-        problems.append("cluster.failures: are not served; must be left out: POST /simulate/crash and /simulate/slow")
-    if any(kind.autoscaler for kind in cluster.kinds or ()):
-        problems.append("cluster.kinds: autoscaler is not served; must be left out")
+    if any(failure.kind == "partition" and failure.duration is None for failure in cluster.failures):
+        problems.append("cluster.failures: a partition for ever is not served; must have a duration")
     if scenario.workload.n > 1 or scenario.workload.beam_width > 1:
         problems.append("workload.n, beam_width: are not served; must be 1: clients ask for n")
     if cluster.router.signal_age:

@@ -11,6 +11,7 @@ server holds more at the end than after a quarter, per request between.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import random
@@ -76,9 +77,12 @@ class Client:
         self.port, self.idle = port, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
 
     async def post(self, body: bytes) -> None:
-        reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = b""
+        while not head:  # the server closes connections that were idle for a minute
+            reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
         await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))  # type: ignore[index]
         self.idle.append((reader, writer))
