@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -736,6 +737,6 @@ def test_what_only_a_run_can_have_is_refused():
     from infersim.config.errors import InputError
 
     spec = scenario()
-    cluster = spec.cluster.model_copy(update={"encode": object()})
+    cluster = spec.cluster.model_copy(update={"encode": SimpleNamespace(autoscaler=None)})
     with contextlib.closing(asyncio.new_event_loop()) as loop, pytest.raises(InputError, match="encode"):
         Live(spec.model_copy(update={"cluster": cluster}), 1.0, loop)
