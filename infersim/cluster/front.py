@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,6 @@ from .routers import Router
 from .signals import Signals
 from .site import Site, pools_of
 from .store import Store
-
-if TYPE_CHECKING:
-    from .autoscaler import Autoscaler
 
 
 class Front:
@@ -179,7 +176,7 @@ class Front:
             return np.array(self.encode.images) > 0
         return np.array(self.which) == self.pools.index(pool)
 
-    def ended_of(self, scaler: "Autoscaler") -> tuple[np.ndarray, np.ndarray]:
+    def ended_of(self, scaler: Any) -> tuple[np.ndarray, np.ndarray]:
         """state.REQUEST[m] of its pool's requests that have ended since it last asked, and when they were sent (s)."""
         ended = [i for i in self.ended[scaler.ended_before :] if scaler.mine[i]]
         scaler.ended_before = len(self.ended)

@@ -1,7 +1,7 @@
 """Which replicas are there: what breaks, on demand or as the scenario states, and what autoscalers start and stop."""
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from infersim.workload.requests import Requests
 
 from .ask import Row
 
-if TYPE_CHECKING:
-    from .live import Live
-
 STATES = ("ready", "off", "starting", "draining", "dead")
 """by the numbers of cluster.pool"""
 RECENT = 100_000  # requests that have ended since an autoscaler looked, at most
@@ -26,13 +23,13 @@ RECENT = 100_000  # requests that have ended since an autoscaler looked, at most
 class Roster:
     """The replicas' states. It stands where a run has its front door: it has of it what failures and autoscalers use.
 
-    sites: of the fleet's replicas.
+    live: the Live that it is part of; sites: of the fleet's replicas.
     """
 
     left = 1
     """requests to come: nobody knows better"""
 
-    def __init__(self, live: "Live", sites: list[Site]):
+    def __init__(self, live: Any, sites: list[Site]):
         cluster = live.scenario.cluster
         self.live, self.fleet, self.clock, self.sites = live, live.fleet, live.processes, sites
         self.seed = live.scenario.simulation.seed
