@@ -651,6 +651,7 @@ class Simulation:
         self.copy_time = self.load_time = self.step_loads = self.load_end = 0.0
         self.wave, self.capacity_bound = 0, False
         self.preempted = self.waits = False  # waits: until the oldest step has ended
+        self.begun = False  # a load apart, in this schedule
         self.front_end = 0.0
         self.num_steps = self.looked_at = 0
         self.prefilled = False
@@ -691,6 +692,8 @@ class Simulation:
                 continue  # the one that lacked memory was the least urgent: now the others may go on
             elif loads := [r.loaded for r in self.waiting if r.loaded > self.now]:
                 self.now = max(self.now, min(loads + self.coming()))
+            elif self.begun:
+                continue  # a load that took no time
             elif self.running or self.waiting:
                 raise RuntimeError(f"zero progress at {self.now} s")
             elif soonest := self.coming():
@@ -758,7 +761,7 @@ class Simulation:
         if knobs.long_prefill_needs_contention and len(self.running) + len(self.waiting) <= 1:
             self.threshold = inf
         self.chosen: list[tuple[Request, int]] = []
-        self.preempted = False
+        self.preempted = self.begun = False
         idle = not self.running
         prefills = lambda r: r.num_computed_tokens < r.prefill_end  # noqa: E731
         decodes = lambda r: r.num_computed_tokens >= r.prefill_end  # noqa: E731
@@ -914,6 +917,7 @@ class Simulation:
             if below and knobs.kv_offloading_load == "background":
                 if not self.load_apart(request, hits, below, idle + watermark):
                     break
+                self.begun = True
                 position += 1
                 continue
             n = request.num_tokens - cached

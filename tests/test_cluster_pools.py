@@ -581,6 +581,31 @@ def test_repairs_that_help_nobody_do_not_keep_a_dead_run_alive():
             assert set(status) == {state.COMPLETED if name == "small" else state.LOST}
 
 
+@pytest.mark.parametrize("sleep", [False, True])
+@pytest.mark.parametrize("preset", ["vllm-0.33", "sglang-0.5"])
+def test_a_replica_that_was_stopped_has_no_prefix_cache(preset, sleep):
+    """Each request finds a replica that was started for it: nothing of the prompts' common text is left."""
+    load = {"request_rate": 0.005, "num_requests": 6, "input_tokens": 100, "output_tokens": 5,
+            "prefixes": {"count": 1, "tokens": 2000}}  # fmt: skip
+    data = MODEL | {"workload": load, "engine": {"preset": preset}}
+    startup = {"warmup": 1} | ({"sleep": True} if sleep else {})
+    scaler = {
+        "policy": "outstanding",
+        "target": 1,
+        "min": 0,
+        "max": 1,
+        "interval": 1,
+        "scale_down_delay": 1,
+        "startup": startup,
+    }
+    (kept,) = run(build_scenario(data, "x"))
+    (stopped,) = run(build_scenario(data | {"cluster": {"autoscaler": scaler}}, "x"))
+    assert (kept.requests["num_cached_tokens"][1:] >= 1900).all()
+    gaps = np.diff(stopped.requests["arrival"]) > 10
+    assert gaps.sum() >= 4
+    assert not stopped.requests["num_cached_tokens"][1:][gaps].any()
+
+
 def test_waits_for_a_repair_that_helps():
     """Nothing else is to come when the only replica is mended."""
     cluster = {"replicas": 1, "failures": [{"at": 1, "duration": 100}]}

@@ -455,6 +455,7 @@ MORE_FEATURES = [
     {"engine": {"max_num_seqs": 4, "num_gpu_blocks_override": 900, "max_model_len": 13_000}},
     {"engine": {"max_num_batched_tokens": 512}},
     {"engine": {"stream_interval": 50, "stream_first_token": False}},
+    {"engine": {"host_token_time": "5 ms", "host_request_time": "5 ms"}},
 ]
 
 

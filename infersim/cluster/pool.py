@@ -122,6 +122,8 @@ class Pool:
         self.state[r] = state
         self.all_ready = bool((self.state == READY).all())
         self.some_drain = DRAINING in self.state
+        if state == OFF:  # it holds nothing any more; one that dies is cleared with what it was doing (Fleet.fail)
+            self.fleet.clear(replica)
         if state in (OFF, DEAD):
             self.router.forget(r)
             if self.slots is not None:

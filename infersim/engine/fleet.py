@@ -340,9 +340,23 @@ class Fleet:
         alive = np.flatnonzero(mine & (r["status"] < state.COMPLETED)).tolist()
         unsent = np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["last_token"] > time)).tolist()
         ended = held + unsent + [row for row in alive if self.abort(row, time)]
+        self.clear(replica)
+        mine = self.replicas[replica : replica + 1]
+        cut = float(mine["device_free"][0]) - time
+        if cut > 0:  # steps that were to go on no longer do
+            split = self.time_of(self.prices["linear"] == self.prices["linear"][replica])  # those of its kind
+            mine["busy_time"] -= cut
+            mine["time_by_resource"] -= cut * split / split.sum()
+        mine["in_flight"] = mine["num_empty"] = mine["blocked"] = 0
+        mine["front_end"] = np.minimum(mine["front_end"], time)
+        mine["now"] = mine["device_free"] = mine["latest_end"] = time  # what its scheduler was about to do too
+        return ended
+
+    def clear(self, replica: int) -> None:
+        """The replica's KV memory, of which nobody holds any, is empty: prefix cache, tiers, trees of groups."""
         ranks = int(self.call["ranks"][0])
         own = slice(replica * ranks, (replica + 1) * ranks)
-        for rank in range(own.start, own.stop):  # the prefix cache, or the trees of groups
+        for rank in range(own.start, own.stop):
             scheduler, blocks, knobs = self.schedulers[rank], self.blocks[rank], self.knobs[replica]
             ring = int(knobs["num_gpu_blocks"])
             for size in knobs["tier_blocks"].tolist() if knobs["tier_blocks"].any() else ():
@@ -354,16 +368,6 @@ class Fleet:
             self.schedulers[name][own] = 0
         self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0
         self.schedulers["identified"][own] *= np.where(self.schedulers["identified"][own] > 0, -1, 1)
-        mine = self.replicas[replica : replica + 1]
-        cut = float(mine["device_free"][0]) - time
-        if cut > 0:  # steps that were to go on no longer do
-            split = self.time_of(self.prices["linear"] == self.prices["linear"][replica])  # those of its kind
-            mine["busy_time"] -= cut
-            mine["time_by_resource"] -= cut * split / split.sum()
-        mine["in_flight"] = mine["num_empty"] = mine["blocked"] = 0
-        mine["front_end"] = np.minimum(mine["front_end"], time)
-        mine["now"] = mine["device_free"] = mine["latest_end"] = time  # what its scheduler was about to do too
-        return ended
 
     def slow_down(self, replica: int, factor: float) -> None:
         """From now on the replica's steps take `factor` times the seconds of its ReplicaSpec: everything that the

@@ -98,7 +98,8 @@ def _latency(
     scenario: Scenario, deployment: Deployment, operators: list[Operator], lengths: Lengths
 ) -> dict[str, float]:
     """A request's ttft is at least its prompt's floor, its tpot a lone sequence's, which rise with the prompt: their
-    percentiles are at least those floors of the prompts' percentiles. e2el likewise, by its output tokens.
+    percentiles are at least those floors of the prompts' percentiles. e2el likewise, by its output tokens. Tokens that
+    wait for the API server may come closer to one another than steps.
 
     Where a warm-up leaves requests out, nothing is known of percentiles. A prompt costs less where its beginning is
     cached; its chunks may be in all stages of a pipeline at once, a token in one after another.
@@ -111,7 +112,7 @@ def _latency(
     def itl(context: int) -> float:
         return step_floor(operators, hardware, decode_sums(1 if windows else context)) * 1e3
 
-    floors = {}
+    floors, engine = {}, deployment.engine
     for key in scenario.slo.limits:
         statistic, metric, _ = key.split("_")
         prompt, output = lengths.at[statistic]
@@ -119,13 +120,14 @@ def _latency(
             if not lengths.shared:
                 seconds = step_floor(operators, hardware, prefill_sums(max(int(prompt), 1)))
                 floors[key] = seconds * 1e3 / parallelism.pipeline
-        elif metric == "tpot":
-            engine = deployment.engine  # tokens that come with the first one take no time
-            alone = engine.stream_interval == 1 or engine.stream_first_token
-            if statistic in lengths.prompts_of_many and alone:
-                floors[key] = itl(int(lengths.prompts_of_many[statistic]))
         elif metric == "e2el":
             floors[key] = (output - 1) * itl(1)
+        elif engine.host_token_time > 0:
+            continue
+        elif metric == "tpot":
+            alone = engine.stream_interval == 1 or engine.stream_first_token  # else some come with the first, at once
+            if statistic in lengths.prompts_of_many and alone:
+                floors[key] = itl(int(lengths.prompts_of_many[statistic]))
         else:  # itl: pooled over tokens, of which no percentile is known
             floors[key] = itl(int(lengths.at["mean"][0]))
     return floors
