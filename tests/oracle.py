@@ -688,12 +688,12 @@ class Simulation:
             if self.in_flight:
                 self.waits = False
                 self.complete(*self.in_flight.pop(0))
+            elif self.begun:
+                continue  # a load may have taken no time
             elif self.preempted:
                 continue  # the one that lacked memory was the least urgent: now the others may go on
             elif loads := [r.loaded for r in self.waiting if r.loaded > self.now]:
                 self.now = max(self.now, min(loads + self.coming()))
-            elif self.begun:
-                continue  # a load that took no time
             elif self.running or self.waiting:
                 raise RuntimeError(f"zero progress at {self.now} s")
             elif soonest := self.coming():
@@ -706,7 +706,7 @@ class Simulation:
         """When the next request comes, if there is one."""
         if self.incoming:
             return [self.incoming[0].visible]
-        if not self.pending:
+        if not self.pending or (self.knobs.max_concurrency and not self.places):  # or none that may be sent
             return []
         soonest = max(self.pending[0].arrival, self.front_end) + self.knobs.host_request_time
         return [soonest + self.knobs.host_request_latency]  # if it is not turned away

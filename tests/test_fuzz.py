@@ -218,6 +218,12 @@ FOUND = {
     },
 }
 
+FOUND["a load in the background, and a client that waits for its answer"] = PLAIN | {
+    "workload": {"num_requests": 12, "input_tokens": 20, "output_tokens": 4, "max_concurrency": 1,
+                 "prefixes": {"count": 6, "tokens": 200}},
+    "engine": {"num_gpu_blocks_override": 65, "max_model_len": 1000, "enable_prefix_caching": True,
+               "kv_offloading_size": "1 GB", "kv_offloading_load": "background", "kv_offloading_latency": "50 ms"},
+}  # fmt: skip
 FOUND["the ends of what a number may be"] = PLAIN | {
     "workload": LOAD | {"request_rate": 1e9, "tenants": {"a": {"share": 1e-9}, "b": {"share": 1e9}}},
     "speculation": {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"rate": 1e-320}},

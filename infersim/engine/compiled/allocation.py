@@ -242,6 +242,7 @@ def allocate_cached(core, request, num_computed, num_tokens, length, reserve):
             if knobs.kv_offloading_load == BACKGROUND:
                 scheduler.load_end = max(scheduler.load_end, core.replica.now) + seconds
                 request.loaded = scheduler.load_end
+                scheduler.begun = 1
                 core.replica.load_time += seconds
             else:
                 scheduler.load_time += seconds

@@ -214,8 +214,9 @@ def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
         return replica.now
     soonest, q = (replica.next_loaded if replica.blocked else INFINITY), replica.pending_head
     if q >= 0 and q == replica.unsent_head:
-        front_end = max(requests[q].arrival, replica.front_end)  # at least so long, if it is not turned away
-        soonest = min(soonest, front_end + knobs.host_request_time + knobs.host_request_latency)
+        if not 0 < knobs.max_concurrency <= replica.outstanding:  # else its client waits for an answer
+            front_end = max(requests[q].arrival, replica.front_end)  # at least so long, if it is not turned away
+            soonest = min(soonest, front_end + knobs.host_request_time + knobs.host_request_latency)
     elif q >= 0:
         soonest = min(soonest, requests[q].visible)
     return max(replica.now, soonest)
@@ -259,7 +260,7 @@ def start_step(a, r):
     num_preemptions = replica.num_preemptions
     tokens, decodes = 0, 0
     sequences = 0
-    turned_away = False
+    again = False  # another schedule may do what this one did not
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
         if knobs.radix:
@@ -268,14 +269,13 @@ def start_step(a, r):
         if knobs.radix:
             evict(a.nodes[rank], scheduler, 0)
         a.counts[rank, slot] = scheduler.num_entries
-        if scheduler.num_given_up > 0:
-            turned_away |= turn_away(a, r, rank)
+        again |= (scheduler.num_given_up > 0 and turn_away(a, r, rank)) or scheduler.begun != 0  # it may take no time
         tokens += scheduler.num_tokens
         decodes += scheduler.num_scheduled + scheduler.num_verified
         sequences = max(sequences, scheduler.num_scheduled)
     if tokens == 0:
         if replica.in_flight == 0 and (
-            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions or turned_away
+            is_empty(a.schedulers, first, call.ranks) or replica.num_preemptions > num_preemptions or again
         ):
             return True  # after a preemption nobody was admitted: the next schedule may
         replica.blocked = 1

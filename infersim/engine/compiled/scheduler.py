@@ -79,7 +79,7 @@ def begin_step(core):
     scheduler.num_entries = scheduler.num_forked = 0
     scheduler.prefill_running = scheduler.recount = 0
     scheduler.num_verified = scheduler.num_drafting = 0
-    scheduler.preempted = scheduler.prefilled = 0
+    scheduler.preempted = scheduler.prefilled = scheduler.begun = 0
     scheduler.wished_tokens = scheduler.defers_prefills = 0
     if knobs.prefill_schedule_interval > 1:
         scheduler.defers_prefills = defers_prefills(core)

@@ -316,6 +316,7 @@ SCHEDULER = np.dtype(
         ("prefill_threshold", "i4"),  # most tokens of one request, 0 for no limit
         ("num_entries", "i4"),  # requests in it
         ("preempted", "i4"),  # somebody was
+        ("begun", "i4"),  # a load in the background has begun in this schedule
         ("recount", "i4"),  # ... who was in it
         ("num_unscheduled", "i4"),  # how many were, for the request that lacked memory last
         ("num_running_entries", "i4"),  # of them: those that ran before
