@@ -321,7 +321,7 @@ def test_a_line_is_read_back_as_the_same_deployment(case, tmp_path):
 @pytest.mark.parametrize("pools", [False, True])
 @pytest.mark.parametrize(("preset", "module", "model", "tensor"), [
     ("sglang-0.5", "dynamo.sglang", "--model-path", "--tp-size"),
-    ("trtllm-1.0-no-evict", "dynamo.trtllm", "--model-path", "--tensor-parallel-size"),
+    ("trtllm-1.0-no-evict", "dynamo.trtllm", "--model", "--tensor-parallel-size"),
 ])  # fmt: skip
 def test_dynamo_runs_the_engine_that_was_simulated(preset, module, model, tensor, pools, tmp_path):
     """Each worker is its engine's, in that engine's image and words; none of them is read back as vLLM's."""

@@ -143,6 +143,18 @@ def test_a_preset_of_ones_own_runs(tmp_path):
     assert (ours.requests["last_token"] == same.requests["last_token"]).all()
 
 
+@pytest.mark.parametrize("preset", ["vllm-0.11", "ours.yaml"])
+def test_what_a_release_lacks_is_refused_of_what_is_based_on_it_too(preset, tmp_path):
+    scenario_of(tmp_path, ours={"base": "vllm-0.11", "max_num_seqs": 2})
+    drafts = ["speculation.method=draft_model", "speculation.model=Llama-3.2-1B",
+              "speculation.num_speculative_tokens=2", "speculation.acceptance.rate=0.5"]  # fmt: skip
+    for settings, said in ((["engine.async_scheduling=true"], "async_scheduling"), (drafts, "no draft models")):
+        path = tmp_path / "scenario.yaml"
+        with pytest.raises(InputError, match=said):
+            deployment_of(load_scenario(path, [f"engine.preset={preset}", *settings]))
+        deployment_of(load_scenario(path, ["engine.preset=vllm-0.19", *settings]))
+
+
 @pytest.mark.parametrize(
     ("preset", "said"),
     [

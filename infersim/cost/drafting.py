@@ -195,11 +195,11 @@ def _in_one_pass(speculation: Speculation, target: Placement, own: Placement, en
     if block:
         h, layers = own.model.hidden_size, [rank_layer(layer, own.parallelism) for layer in own.model.layers]
         keys = sum(layer.attention.kv_elements_per_token for layer in layers)
-        first, drafts = _matrices_time(target, "draft_keys", h * ((how.inputs or 0) * h + keys), 1, tokens), (
-            linear[(1 + k) * n] + drafts
-        )  # fmt: skip
+        first = _matrices_time(target, "draft_keys", h * ((how.inputs or 0) * h + keys), 1, tokens)
+        drafts = linear[(1 + k) * n] + drafts
     else:
-        first, waits = linear[:tokens], waits + drafts + linear[2 * k * n] - linear[(1 + k) * n]
+        first = linear[:tokens]
+        waits = waits + drafts + linear[2 * k * n] - linear[(1 + k) * n]
         drafts = np.zeros(len(n))
     passes = (np.arange(k + 1) > 0) & block
     return DraftCost(first, waits, drafts, attention, passes.astype("i4"), first_attends=not block)

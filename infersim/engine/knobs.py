@@ -272,6 +272,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("drafting_slots", str,
          "what some drafters take of the budget: nothing; for each sequence in the step; or for each that may run",
          "none", choices=("none", "in-step", "max-num-seqs"), user=False),
+    Knob("has_async_scheduling", bool, "vLLM's asynchronous scheduling as it decides since 0.15", True, user=False),
+    Knob("has_draft_models", bool, "vLLM's draft models (V1's came after 0.11)", True, user=False),
     Knob("has_watermark", bool, "vLLM's `watermark` (since 0.24)", True, user=False),
     Knob("has_drafts_by_batch", bool, "and its num_speculative_tokens_per_batch_size (since 0.24)", True, user=False),
     Knob("skips_behind_victim", bool,

@@ -232,15 +232,16 @@ def _runtime(unit: Unit) -> str:
 
 
 def dynamo_words(unit: Unit) -> list[str]:
-    """What follows `python3` for a worker of the engine that was simulated: the words of its own server, as Dynamo 0.5
-    spells them (components/backends/*/deploy)."""
+    """What follows `python3` for a worker of the engine that was simulated: the words of its own server. Those of
+    dynamo.trtllm are of ai-dynamo/dynamo at 0a6a115c, components/src/dynamo/trtllm/backend_args.py; dynamo.sglang takes
+    SGLang's own."""
     words = unit.words
     if unit.engine["engine"] == "sglang":
         return ["-m", "dynamo.sglang", *_without_port(words[3:])]
     if unit.engine["engine"] == "trtllm":
         own = [TRTLLM.get(word, word.replace("_", "-") if word.startswith("--") else word) for word in words[2:]]
         role = ["--disaggregation-mode", unit.role] if unit.role in ("prefill", "decode") else []
-        model = ["--model-path", words[1], "--publish-events-and-metrics"]
+        model = ["--model", words[1], "--publish-kv-events"]
         return ["-m", "dynamo.trtllm", *model, *role, *_without_port(own)]
     extra = ["--is-prefill-worker"] if unit.role == "prefill" else []
     return ["-m", "dynamo.vllm", "--model", words[2], *extra, *_without_port(words[3:])]
