@@ -121,10 +121,11 @@ def test_data_parallel_ranks_send_tokens_to_their_experts():
         operators = forward_pass(Placement(model, H100, parallelism=Parallelism(**parallelism)))
         return {op.name: op for op in operators if op.message and op.shared}
 
-    sent = collectives(attention_data=8, expert=8)
+    sent = collectives(attention_data=8, expert=8, all2all_backend="flashinfer_nvlink_one_sided")
     assert sent.keys() == {"all_to_all"}
     assert 0 < sent["all_to_all"].message["tokens"] <= 2048 * 2 * 8 / 8
     assert collectives(attention_data=8).keys() == {"all_gather", "reduce_scatter"}
+    assert collectives(attention_data=8, expert=8).keys() == {"all_gather", "reduce_scatter"}  # vLLM's default
     assert not collectives(tensor=8, expert=8)
 
 
@@ -190,7 +191,7 @@ def test_backends_of_the_exchange_move_what_they_say():
         return [op.message["tokens"] * 16 / 7168 for op in ops]
 
     reached = 16 * (1 - (1 - 1 / 16) ** 8)
-    assert sent("auto") == pytest.approx([2 * reached] * 2)
+    assert sent("flashinfer_nvlink_one_sided") == pytest.approx([2 * reached] * 2)
     assert sent("deepep_high_throughput") == pytest.approx([(1 + 4 / 128) * reached, 2 * reached])
     assert sent("deepep_low_latency") == pytest.approx([8 * (1 + 4 / 128), 16])
     assert sent("allgather_reducescatter") == pytest.approx([16 * 2] * 2)

@@ -8,6 +8,9 @@ from .base import Description
 from .units import Count, CountOrZero, Number
 
 Ranks = Annotated[Count, Field(le=10_000)]
+All2All = Literal[
+    "allgather_reducescatter", "flashinfer_nvlink_one_sided", "deepep_high_throughput", "deepep_low_latency"
+]
 
 
 class Parallelism(Description):
@@ -33,11 +36,12 @@ class Parallelism(Description):
     num_redundant_experts: Annotated[CountOrZero, Field(le=10_000)] = 0
     """copies of the experts chosen most, of each layer, among the ranks of `expert` (vLLM's EPLB); moving them takes no
     time here"""
-    all2all_backend: Literal["auto", "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"] = "auto"
-    """how tokens reach the experts of other data-parallel ranks and come back (vLLM's option): auto, once to each rank
-    that has one of a token's experts; allgather_reducescatter (vLLM's default), all to all ranks; DeepEP's kernels:
-    high_throughput as auto, in FP8 on the way there for FP8 experts, and in no CUDA graph; low_latency once for each of
-    a token's experts, in FP8 on the way there, straight over the network"""
+    all2all_backend: All2All = "allgather_reducescatter"
+    """how tokens reach the experts of other data-parallel ranks and come back (vLLM's option and default, which SGLang
+    and TensorRT-LLM outside Grace-Blackwell share): all to all ranks, in 16 bits (vLLM from 0.16 on quantises first);
+    flashinfer_nvlink_one_sided, once to each rank that has one of a token's experts; DeepEP's kernels: high_throughput
+    so too, in FP8 on the way there for FP8 experts, and in no CUDA graph; low_latency once for each of a token's
+    experts, in FP8 on the way there, straight over the network"""
     enable_dbo: bool = False
     """two-batch overlap (vLLM's dual batch overlap, SGLang's TBO): a step of 32 tokens or more runs as two halves, of
     which one computes while the other's tokens are exchanged; weights are read twice. Attention hides nothing here,
@@ -58,9 +62,10 @@ class Parallelism(Description):
         object.__setattr__(self, "moe_tensor", moe_tensor)  # frozen: filled once, while being made
         if self.num_redundant_experts and self.expert == 1:
             raise ValueError("num_redundant_experts: there are no ranks to balance; expert must be above 1")
-        if self.all2all_backend != "auto" and (self.expert == 1 or self.attention_data == 1):
+        default = type(self).model_fields["all2all_backend"].default
+        if self.all2all_backend != default and (self.expert == 1 or self.attention_data == 1):
             raise ValueError(
-                "all2all_backend: nothing is exchanged unless attention_data and expert are above 1; must be auto"
+                f"all2all_backend: nothing is dealt out unless attention_data and expert are above 1; must be {default}"
             )
         if self.enable_dbo and not self.all2all_backend.startswith("deepep"):
             raise ValueError("enable_dbo: vLLM overlaps DeepEP's exchanges alone; all2all_backend must be one of them")

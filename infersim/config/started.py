@@ -23,7 +23,7 @@ SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling
 VALUES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     **{name: ("engine", name, int) for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override",
-        "long_prefill_token_threshold")},
+        "long_prefill_token_threshold", "prefill_schedule_interval")},
     "gpu_memory_utilization": ("engine", "gpu_memory_utilization", float),
     "scheduling_policy": ("engine", "scheduling_policy", str),
     "kv_offloading_size": ("engine", "kv_offloading_size", lambda gib: float(gib) * 2**30),
@@ -31,6 +31,7 @@ VALUES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "pipeline_parallel_size": ("parallelism", "pipeline", int),
     "data_parallel_size": ("parallelism", "attention_data", int),
     "decode_context_parallel_size": ("parallelism", "context", int),
+    "all2all_backend": ("parallelism", "all2all_backend", str),
     "dtype": ("precision", "activations", lambda name: None if name == "auto" else DTYPES[name]),
     "kv_cache_dtype": ("precision", "kv_cache", lambda name: None if name == "auto" else KV_DTYPES[name]),
     "quantization": ("precision", "weights", WEIGHTS.get),
@@ -40,7 +41,15 @@ VALUES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 """option -> section and key of a scenario, and how its word is read; None: says nothing"""
 SHORT = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
          "dcp": "decode_context_parallel_size", "q": "quantization"}  # fmt: skip
-APART = ("model", "enable_expert_parallel", "enable_lora", "lora_modules", "speculative_config", "kv_transfer_config")
+APART = (
+    "model",
+    "enable_expert_parallel",
+    "enable_dbo",
+    "enable_lora",
+    "lora_modules",
+    "speculative_config",
+    "kv_transfer_config",
+)
 NOTHING = ("port", "host", "served_model_name", "api_key", "trust_remote_code", "kv_offloading_backend",
            "is_prefill_worker", "tokenizer", "download_dir", "disable_log_requests", "seed")  # fmt: skip
 """options that change no time"""
@@ -130,6 +139,7 @@ def _apart(keys: dict[str, Any], options: dict[str, list[str]], where: str) -> S
     if "enable_expert_parallel" in options:
         sizes = keys.setdefault("parallelism", {})
         sizes["expert"] = sizes.get("tensor", 1) * sizes.get("attention_data", 1)
+        sizes |= {"enable_dbo": True} if "enable_dbo" in options else {}
     if "speculative_config" in options:
         _drafts(options["speculative_config"], started, where)
     if "kv_transfer_config" in options:

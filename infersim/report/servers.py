@@ -93,7 +93,8 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
     ):
         words += [flag, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if parallel.expert > 1 else []
-    words += ["--all2all-backend", parallel.all2all_backend] if parallel.all2all_backend != "auto" else []
+    if parallel.expert > 1 and parallel.attention_data > 1:
+        words += ["--all2all-backend", parallel.all2all_backend]
     words += ["--enable-dbo"] * parallel.enable_dbo
     if parallel.num_redundant_experts:
         words += ["--enable-eplb", "--eplb-config.num_redundant_experts", str(parallel.num_redundant_experts)]
@@ -147,6 +148,10 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve"
     words += ["--pp-size", str(parallel.pipeline)] if parallel.pipeline > 1 else []
     words += ["--dp-size", str(parallel.attention_data), "--enable-dp-attention"] if parallel.attention_data > 1 else []
     words += ["--ep-size", str(parallel.expert)] if parallel.expert > 1 else []
+    if parallel.all2all_backend.startswith("deepep"):
+        mode = "normal" if parallel.all2all_backend == "deepep_high_throughput" else "low_latency"
+        words += ["--moe-a2a-backend", "deepep", "--deepep-mode", mode]
+    words += ["--enable-two-batch-overlap"] * parallel.enable_dbo
     if copies := parallel.num_redundant_experts:
         words += ["--enable-eplb", "--ep-num-redundant-experts", str(copies)]
     words += ["--dtype", _dtype(precision.activations)]

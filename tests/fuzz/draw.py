@@ -294,7 +294,9 @@ def _parallelism(draw: Draw, model: str, gigabytes: float, profile: dict[str, An
             found["num_redundant_experts"] = gpus
         data = draw.choice([1, 1, gpus]) if gpus <= 8 else 1
         if data > 1 and found.get("expert", 1) > 1:
-            found["all2all_backend"] = draw.choice(["auto", "allgather_reducescatter", "deepep_low_latency"])
+            found["all2all_backend"] = draw.choice(
+                ["allgather_reducescatter", "flashinfer_nvlink_one_sided", "deepep_low_latency"]
+            )
             found |= {"enable_dbo": True} if found["all2all_backend"].startswith("deepep") and draw.chance(0.5) else {}
         return {"tensor": gpus // data, "attention_data": data, **found}
     stages = 2 if gpus > 1 and draw.chance(0.3) else 1
