@@ -63,6 +63,9 @@ def some_requests(draw: random.Random) -> Requests:
     columns = {}
     if after is not None:
         columns = {"after": after, "delay": np.where(after >= 0, draw.choice([0.0, 0.05]), 0.0)}
+        joins = [(i, j, 0.03) for i in np.flatnonzero(after >= 0).tolist() for j in range(i) if (i * j + n) % 7 == 1]
+        rows, before, delay = np.array(joins or np.zeros((0, 3))).T
+        columns |= {"join_rows": rows.astype("i8"), "join_after": before.astype("i8"), "join_delay": delay}
     offsets = np.arange(n + 1)
     segments = {
         "segment_offsets": offsets,
@@ -204,6 +207,9 @@ def check(seed: int) -> None:
         finished = r["status"][first] == state.COMPLETED
         earliest = r["last_token"][first] + requests.delay[later]
         assert (r["arrival"][later] >= earliest)[finished].all()
+        for row, before, delay in requests.joins:
+            if r["status"][row] == r["status"][before] == state.COMPLETED:
+                assert r["arrival"][row] >= r["last_token"][before] + delay
     if not clients.timeout:
         assert not (r["status"] == state.TIMED_OUT).any()
     if not cluster.failures:

@@ -89,14 +89,22 @@ class Front:
         columns = (requests.prompt_tokens, requests.output_tokens, clients.max_tokens, n)
         fleet.add(*columns, **columns_beside(requests, clients))
 
-        self.delay = [] if requests.delay is None else requests.delay.tolist()
-        self.followers: dict[int, list[int]] = {}
+        self.followers: dict[int, list[tuple[int, float]]] = {}
+        """of each request those that wait for its end, and s beyond it"""
+        self.waits: dict[int, int] = {}
+        """how many ends each that waits for several has yet to see"""
+        self.due: dict[int, float] = {}
+        """and when it would be sent for those that it has seen"""
         self.first: Sequence[int] = range(n)
         """the requests that wait for no other"""
         if requests.after is not None:
             self.first = np.flatnonzero(requests.after < 0).tolist()
+            assert requests.delay is not None  # given with `after`
             for i in np.flatnonzero(requests.after >= 0).tolist():
-                self.followers.setdefault(int(requests.after[i]), []).append(i)
+                self.followers.setdefault(int(requests.after[i]), []).append((i, float(requests.delay[i])))
+            for i, before, delay in requests.joins:
+                self.followers.setdefault(before, []).append((i, delay))
+                self.waits[i] = self.waits.get(i, 1) + 1
         self.priority = [0] * n if clients.priority is None else clients.priority.tolist()
 
         self.open = 0
@@ -292,8 +300,13 @@ class Front:
         self.left -= 1
         self.open -= 1
         self.link_busy = self.link.busy if self.link else 0.0
-        for follower in self.followers.get(i, ()):
-            at = time + self.delay[follower]
+        for follower, delay in self.followers.get(i, ()):
+            at = time + delay
+            if follower in self.waits:
+                self.due[follower] = at = max(at, self.due.get(follower, 0.0))
+                self.waits[follower] -= 1
+                if self.waits[follower]:
+                    continue
             self.clock.call_at(at, partial(self._arrive, follower, at))
         if self.unsent:
             self.clock.call_at(time, lambda: self._open(time))

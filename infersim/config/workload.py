@@ -173,6 +173,26 @@ class Prefixes(Description):
     """length of each; it adds to input_tokens"""
 
 
+class SubAgents(Description):
+    """Agents that a turn of a session starts side by side, each a conversation of its own (fan-out); the session's next
+    turn waits for the last answer of all of them, and reads it (join)."""
+
+    count: LengthOrTokens
+    """how many a turn starts; not a session's last"""
+    share: Share = 1.0
+    """of those turns: which start any"""
+    turns: LengthOrTokens = 1
+    """requests of each, one after another: each prompt begins with all that the agent said before"""
+    input_tokens: LengthOrTokens
+    """its task, and what tools return to its later requests"""
+    output_tokens: LengthOrTokens
+    """tokens that the model generates for each of its requests"""
+    think_time: Seconds = 0.0
+    """mean time from one of its answers to its next request (exponential): a tool"""
+    inherits: bool = False
+    """its prompts begin with all that its session has said"""
+
+
 class Tenant(Description):
     """One of several customers."""
 
@@ -254,6 +274,8 @@ class Workload(Description):
     """a closed loop instead of a request_rate: each user sends the next request when the last one has ended"""
     think_time: Seconds = 0.0
     """mean time from an answer to the next request of its session or user (exponential): reading, typing, a tool"""
+    sub_agents: SubAgents | None = None
+    """agents that the turns of a session start and wait for; num_requests counts theirs too"""
     tenants: Annotated[dict[str, Tenant], Field(min_length=1)] | None = None
     """customers that send the requests, by name; a session belongs to one of them"""
     deadline_order: bool = False
@@ -315,7 +337,12 @@ class Workload(Description):
                 wrong.append("time_scale is for the times of the trace, which request_rate or ramp_up replaces")
             wrong += [
                 f"{name} is for generated requests; the trace has its own"
-                for name, given in (("turns", self.turns != 1), ("users", self.users), ("think_time", self.think_time))
+                for name, given in (
+                    ("turns", self.turns != 1),
+                    ("users", self.users),
+                    ("think_time", self.think_time),
+                    ("sub_agents", self.sub_agents),
+                )
                 if given
             ]
         if self.users and self.has_arrival_rule:
@@ -324,6 +351,8 @@ class Workload(Description):
             wrong.append("must have users or max_concurrency, not both")
         if self.think_time and self.turns == 1 and not self.users:
             wrong.append("think_time is for users or sessions; give users or turns")
+        if self.sub_agents and self.turns == 1:
+            wrong.append("sub_agents are for sessions, whose next turn waits for them; turns must be above 1")
         if (self.curve or self.spikes) and (self.request_rate in (None, math.inf)):
             wrong.append("curve and spikes change a request_rate; give one")
         if self.curve is not None:

@@ -166,7 +166,11 @@ def _opening(result: Result, unloaded: np.ndarray) -> float:
     r, same = result.requests, result.session[1:] == result.session[:-1]
     thought = np.where(r["last_token"][:-1] >= 0, r["arrival"][1:] - r["last_token"][:-1], 0.0)
     taken = np.where(same, np.maximum(thought, 0.0) + unloaded[:-1], 0.0)
-    return float(np.percentile(np.bincount(result.session, np.append(taken, 0.0)), 90))
+    taken = np.bincount(result.session, np.append(taken, 0.0))
+    first, last = np.full(len(taken), np.inf), np.zeros(len(taken))
+    np.minimum.at(first, result.session, r["arrival"])
+    np.maximum.at(last, result.session, r["arrival"])
+    return float(np.percentile(np.minimum(taken, last - first), 90))  # agents side by side: less than their sum
 
 
 def _wait_for_room(result: Result, order: Any) -> tuple[np.ndarray, np.ndarray] | None:

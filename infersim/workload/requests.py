@@ -38,6 +38,12 @@ class Requests:
     """i8[n]: the row whose end a request waits for, -1 for none; its `arrival` is then only the earliest possible"""
     delay: np.ndarray | None = None
     """f8[n], s: from that end to its being sent"""
+    join_rows: np.ndarray | None = None
+    """i8[k]: requests that wait for others too, ..."""
+    join_after: np.ndarray | None = None
+    """i8[k]: ... each for the end of this row, ..."""
+    join_delay: np.ndarray | None = None
+    """f8[k], s: ... and so long beyond it; a request is sent when all that it waits for is over"""
     tenant: np.ndarray | None = None
     """i2[n]: which of the workload's tenants sends it"""
     images: np.ndarray | None = None
@@ -62,6 +68,13 @@ class Requests:
         counts = np.diff(self.segment_offsets) if self.segment_counts is None else self.segment_counts
         return self.segment_offsets[:-1], counts, self.segment_ids, self.segment_lengths
 
+    @property
+    def joins(self) -> list[tuple[int, int, float]]:
+        """Who waits, for the end of which row, and s beyond it, besides `after`."""
+        if self.join_rows is None or self.join_after is None or self.join_delay is None:
+            return []
+        return list(zip(self.join_rows.tolist(), self.join_after.tolist(), self.join_delay.tolist(), strict=True))
+
     def segments_one_by_one(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The same, no segment being part of two prompts; empty if there are none."""
         none = np.zeros(len(self), "i8"), np.zeros(len(self), "i8"), np.zeros(0, "i8"), np.zeros(0, "i4")
@@ -72,21 +85,16 @@ class Requests:
 
     def keep(self, rows: np.ndarray) -> "Requests":
         """The rows where the mask bool[n] is true; ids stay."""
-        names = (
-            "arrival",
-            "prompt_tokens",
-            "output_tokens",
-            "request_id",
-            "session",
-            "delay",
-            "tenant",
-            "images",
-            "model",
-        )
+        names = ("arrival", "prompt_tokens", "output_tokens", "request_id", "session", "delay", "tenant", "images",
+                 "model")  # fmt: skip
         columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         if self.after is not None:  # of a row whose predecessor is left out nothing is known but its delay
             places = np.append(np.where(rows, np.cumsum(rows) - 1, -1), -1)
             columns["after"] = places[self.after[rows]]
+            if self.join_rows is not None and self.join_after is not None and self.join_delay is not None:
+                there = rows[self.join_rows] & rows[self.join_after]
+                columns |= {"join_rows": places[self.join_rows[there]], "join_after": places[self.join_after[there]],
+                            "join_delay": self.join_delay[there]}  # fmt: skip
         if self.segments is not None:
             begins, counts, ids, _ = self.segments
             columns["segment_offsets"] = np.append(begins[rows], len(ids))

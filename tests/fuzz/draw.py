@@ -191,6 +191,14 @@ def workload(draw: Draw, longest: int, traces: dict[str, str]) -> dict[str, Any]
             load["request_rate"] = "inf"
         if draw.chance(0.2):
             load |= {"turns": _length(draw, 6)} | draw.some({"think_time": draw.log(1e-3, 3)})
+            if load["turns"] != 1 and draw.chance(0.3):
+                agents = {
+                    "count": _length(draw, 4),
+                    "input_tokens": _length(draw, 200),
+                    "output_tokens": _length(draw, 50),
+                }
+                more = {"turns": _length(draw, 3), "share": 0.5, "think_time": 0.01, "inherits": True}
+                load["sub_agents"] = agents | draw.some(more, 0.5)
         _sharing(draw, load)
     if "users" not in load and draw.chance(0.15):
         load["max_concurrency"] = draw.whole(1, 10)
