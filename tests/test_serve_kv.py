@@ -39,9 +39,10 @@ class Subscriber:
                     parent, size = event["parent_block_hash"], event["block_size"]
                     assert parent is None or self.count.get(parent, 0) > 0
                     assert len(event["token_ids"]) == size * len(event["block_hashes"])
+                    keys = event.get("extra_keys") or [None] * len(event["block_hashes"])
                     for i, one in enumerate(event["block_hashes"]):
                         piece = event["token_ids"][i * size : (i + 1) * size]
-                        text = hashlib.sha256(repr((self.own.get(parent), piece)).encode()).hexdigest()
+                        text = hashlib.sha256(repr((self.own.get(parent), piece, keys[i])).encode()).hexdigest()
                         assert self.own.setdefault(one, text) == text  # one hash, one text
                         self.count[one] = self.count.get(one, 0) + 1
                         parent = one
@@ -58,7 +59,7 @@ class Subscriber:
         """Leading tokens that it believes are cached."""
         there, parent, n = {self.own[one] for one, k in self.count.items() if k > 0}, None, 0
         while n + size < len(ids):
-            parent = hashlib.sha256(repr((parent, ids[n : n + size])).encode()).hexdigest()
+            parent = hashlib.sha256(repr((parent, ids[n : n + size], None)).encode()).hexdigest()
             if parent not in there:
                 break
             n += size

@@ -1,5 +1,6 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from .compiled import interface, state
 from .compiled.build import load
 from .compiled.draws import make_keys, uniforms
-from .memory import forget, size_memory, untouched
+from .memory import forget, grown, size_memory, untouched
 from .price import Acceptance
 from .replica import ReplicaSpec
 from .tables import lay_drafts, lay_prices
@@ -26,15 +27,6 @@ for _name in UNKNOWN:
 FRESH["last_token"] = -2.0  # unlike REPLICA.last_end at any time
 
 
-def _grown(array: np.ndarray, used: int, size: int) -> np.ndarray:
-    """The array, or with its first `used` rows one of at least `size` rows, twice as many as before."""
-    if size <= len(array):
-        return array
-    grown = np.zeros((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)
-    grown[:used] = array[:used]
-    return grown
-
-
 class Fleet:
     """Replicas that are advanced together; the only holder of running state.
 
@@ -42,7 +34,8 @@ class Fleet:
     most of any replica; of those with fewer (knobs.ranks) the rest stay empty;
     keep_gaps: keep every inter-token gap, not only the histogram (needs 4 bytes per output token); shares_text: prompts
     may begin with text of one another, so that prefix caching has to know every block from the start; acceptance: of
-    drafts, where replicas have them; seed: of the draws. What replicas cannot be is in deployment/compatibility.py.
+    drafts, where replicas have them; seed: of the draws; grow: makes room for records, as `grown` does. What replicas
+    cannot be is in deployment/compatibility.py.
     """
 
     def __init__(
@@ -53,8 +46,9 @@ class Fleet:
         shares_text: bool = False,
         acceptance: Acceptance | None = None,
         seed: int = 0,
+        grow: Callable[[np.ndarray, int, int], np.ndarray] = grown,
     ):
-        n = len(replicas)
+        n, self._grow = len(replicas), grow
         self.knobs = np.array([replica.knobs for replica in replicas], state.KNOBS)
         max_num_seqs = int(self.knobs["max_num_seqs"].max())
         steps_in_flight = int(self.knobs["steps_in_flight"].max())
@@ -207,7 +201,7 @@ class Fleet:
         """
         first, end = self.num_requests, self.num_requests + n
         before = self._requests, self.segments, self.sequences, self._gaps, self._gap_offset
-        self._requests = _grown(self._requests, first, end)
+        self._requests = self._grow(self._requests, first, end)
         new = self._requests[first:end]
         new[:] = FRESH
         new["prompt_tokens"], new["output_tokens"], new["max_tokens"] = prompt_tokens, output_tokens, max_tokens
@@ -231,16 +225,16 @@ class Fleet:
             new["first_segment"] = self.num_segments + begins
             new["num_segments"] = counts
             start, self.num_segments = self.num_segments, self.num_segments + len(segment_names)
-            self.segments = _grown(self.segments, start, self.num_segments)
+            self.segments = self._grow(self.segments, start, self.num_segments)
             more = self.segments[start : self.num_segments]
             more["name"], more["length"] = segment_names, lengths
         self.num_requests = end
         if self.keep_gaps:
             counts = np.maximum(new["stop_tokens"] - 1, 0).astype("i8")
             old, kept = len(self.gaps), len(self.gaps) + int(counts.sum())
-            self._gap_offset = _grown(self._gap_offset, first, end)
+            self._gap_offset = self._grow(self._gap_offset, first, end)
             self._gap_offset[first:end] = old + np.cumsum(counts) - counts
-            self._gaps = _grown(self._gaps, old, kept)
+            self._gaps = self._grow(self._gaps, old, kept)
             self.gaps, self.gap_offset = self._gaps[:kept], self._gap_offset[:end]
         after = self._requests, self.segments, self.sequences, self._gaps, self._gap_offset
         if any(one is not other for one, other in zip(before, after, strict=True)):
@@ -251,7 +245,7 @@ class Fleet:
 
     def _add_sequences(self, new: np.ndarray, first: int, stop_tokens: np.ndarray | None) -> None:
         """The sequences of the rows `new` from number `first` on."""
-        self.sequences = _grown(self.sequences, first, len(self._requests))
+        self.sequences = self._grow(self.sequences, first, len(self._requests))
         own = self.sequences[first : first + len(new)]
         own["stop_tokens"] = new["stop_tokens"][:, None] if stop_tokens is None else stop_tokens
         own["last_token"] = -1.0

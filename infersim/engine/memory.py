@@ -20,6 +20,15 @@ def untouched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape)
 
 
+def grown(array: np.ndarray, used: int, size: int) -> np.ndarray:
+    """The array, or with its first `used` rows one of at least `size` rows, twice as many as before."""
+    if size <= len(array):
+        return array
+    larger = np.zeros((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
 def forget(rows: np.ndarray, key: str, used: range) -> None:
     """Clears those `used` of BLOCK[n] or NODE[n], and the buckets in which their keys are found."""
     mine = rows[used.start : used.stop]

@@ -13,7 +13,8 @@ ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 NUMBERS = (1, 2, 5, 10, 20)
 TRANSFER = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
 BYTES = tuple(2**e for e in range(11, 35, 2))
-FOLD = 512  # steps that are counted at once, at most
+FOLD = 512  # steps that are counted at once, at most, and of sequences in them ...
+MOST = 2**15  # ... so many: half a millisecond
 PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
 
@@ -54,7 +55,7 @@ class Counts:
         self.pulled_tokens = 0
         """of prompts whose KV came from another replica"""
         self.refused = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
-        self._scheduled = 0
+        self._scheduled = self._held = 0
         self._steps: list[tuple[np.ndarray, np.ndarray | None, int, np.ndarray]] = []
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
         self.histograms = {
@@ -82,7 +83,8 @@ class Counts:
         """A step has ended. new: i4[n], output tokens of each sequence; begun: bool[n], which are its first, None if
         none is; scheduled: tokens in all steps so far; since: f8[n], s since the tokens before, or since it came."""
         self._steps.append((new, begun, scheduled, since))
-        if len(self._steps) >= FOLD:
+        self._held += len(new)
+        if len(self._steps) >= FOLD or self._held >= MOST:
             self.fold()
 
     def fold(self) -> None:
@@ -91,6 +93,7 @@ class Counts:
             return
         news, beguns, scheduled, sinces = zip(*self._steps, strict=True)
         self._steps.clear()
+        self._held = 0
         new, since = np.concatenate(news), np.concatenate(sinces)
         begun = np.concatenate([np.zeros(len(n), "?") if b is None else b for n, b in zip(news, beguns, strict=True)])
         self.generation_tokens += int(new.sum())

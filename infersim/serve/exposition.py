@@ -1,6 +1,9 @@
 """/metrics: vLLM 0.33's names, and older ones beside them, as Prometheus' text. Times are simulated."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from infersim.config.engine import Engine
 
 from .live import Live
 
@@ -77,6 +80,15 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 OLD_HISTOGRAM = ("time_per_output_token_seconds", "inter_token_latency_seconds")
 
 
+@lru_cache(maxsize=64)
+def _cache_config(engine: Engine, blocks: int) -> str:
+    size = engine.block_size
+    given = {"block_size": size, "num_gpu_blocks": blocks, "kv_cache_size_tokens": (blocks - 1) * int(size or 1)}
+    given |= {"enable_prefix_caching": bool(engine.enable_prefix_caching)}
+    given |= {"gpu_memory_utilization": engine.gpu_memory_utilization}
+    return "".join(f',{key}="{value}"' for key, value in (given | CACHE_CONFIG).items())
+
+
 def _gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
     running, waiting = live.roster.queues(r)
     usage = live.roster.kv_usage(r)
@@ -88,12 +100,8 @@ def _gauges(live: Live, r: int) -> Iterator[tuple[str, str, float]]:
         yield "engine_sleep_state", f',sleep_state="{state}"', float(number == live.asleep)
     yield "num_requests_waiting_by_reason", ',reason="capacity"', waiting
     yield "num_requests_waiting_by_reason", ',reason="deferred"', 0
-    engine, knobs = live.deployments[r].engine, live.fleet.knobs[r]
-    blocks, size = int(knobs["num_gpu_blocks"]), engine.block_size
-    given = {"block_size": size, "num_gpu_blocks": blocks, "kv_cache_size_tokens": (blocks - 1) * int(size or 1)}
-    given |= {"enable_prefix_caching": bool(engine.enable_prefix_caching)}
-    given |= {"gpu_memory_utilization": engine.gpu_memory_utilization}
-    yield "cache_config_info", "".join(f',{key}="{value}"' for key, value in (given | CACHE_CONFIG).items()), 1.0
+    blocks = int(live.fleet.knobs["num_gpu_blocks"][r])
+    yield "cache_config_info", _cache_config(live.deployments[r].engine, blocks), 1.0
     if live.hand_over:
         yield from (
             ("num_requests_kv_fetch_by_stage", f',stage="{stage}"', number)
@@ -210,18 +218,16 @@ def _histograms(lines: list[str], live: Live, heads: dict[int, str], engine: str
         for r, head in heads.items():
             h = live.counts[r].histograms[source_name]
             running = h.counts.cumsum().tolist()
-            lines.extend(
-                [
-                    f'{full}_bucket{{{head},le="{bound:.1f}"}} {total}\n'
-                    if bound == int(bound)
-                    else f'{full}_bucket{{{head},le="{bound}"}} {total}\n'
-                    for bound, total in zip(h.bounds, running, strict=False)
-                ]
-            )
-            lines.append(
-                f'{full}_bucket{{{head},le="+Inf"}} {running[-1]}\n'
-                f"{full}_count{{{head}}} {running[-1]}\n{full}_sum{{{head}}} {h.sum}\n"
-            )
+            lines.append(_buckets(full, head, h.bounds) % (*running, running[-1], h.sum))
+
+
+@lru_cache(maxsize=4096)
+def _buckets(full: str, head: str, bounds: tuple[float, ...]) -> str:
+    """A histogram's lines without their numbers, which are all that changes: writing these is most of the page."""
+    full, head = full.replace("%", "%%"), head.replace("%", "%%")
+    texts = [f"{bound:.1f}" if bound == int(bound) else f"{bound}" for bound in bounds]
+    lines = [f'{full}_bucket{{{head},le="{text}"}} %d\n' for text in [*texts, "+Inf"]]
+    return "".join([*lines, f"{full}_count{{{head}}} %d\n{full}_sum{{{head}}} %s\n"])
 
 
 def _speculation(live: Live, r: int) -> Iterator[tuple[str, str, float]]:

@@ -32,7 +32,8 @@ class Held:
 
     row: int
     replica: int
-    wanted: bool = False
+    to: int = -1
+    """the replica that pulls it"""
 
 
 class HandOver:
@@ -45,12 +46,8 @@ class HandOver:
         self.link = Link(clock, transfer.bandwidth)
         self.held: dict[str, Held] = {}
         """by the id of the request that computed the prompt"""
-        self.source: dict[int, int] = {}
-        """of rows whose prompt came over the link: the row that computed it"""
         self.coming: dict[int, Held] = {}
         """by row: prompts that have not come yet"""
-        self.to: dict[int, int] = {}
-        """the replica of each row that was ever pulled"""
         self._room: dict[int, deque[tuple[int, simpy.Event]]] = {}
         """rows that wait for blocks, by replica, in their order"""
 
@@ -59,7 +56,7 @@ class HandOver:
         record = self.fleet.requests[row]
         replica, ranks = int(record["replica"]), int(self.fleet.call["ranks"][0])
         held = self.held[name] = Held(row, replica)
-        self.clock.call_at(self.clock.now + LEASE, lambda: None if held.wanted else self._expire(name))
+        self.clock.call_at(self.clock.now + LEASE, lambda: None if held.to >= 0 else self._expire(name))
         table = int(record["table"])
         tables = self.fleet.tables[replica * ranks + int(record["rank"])]
         blocks = tables[table][: int(record["table_length"])] if table >= 0 else np.arange(int(record["num_blocks"]))
@@ -92,13 +89,13 @@ class HandOver:
         if record["status"] == COMPLETED and record["num_blocks"] > 0:  # else its replica has died
             self.fleet.release(held.row, self.clock.now)
 
-    def pull(self, name: str, row: int, replica: int) -> None:
-        """An added row is sent to a replica when the KV of its prompt, which `name` computed, has come."""
-        held = self.held.pop(name)
-        held.wanted = True
-        self.source[row] = held.row
-        self.coming[row], self.to[row] = held, replica
+    def pull(self, name: str, row: int, replica: int) -> int:
+        """An added row is sent to a replica when the KV of its prompt, which `name` computed, has come. Returns the row
+        that computed it."""
+        held = self.coming[row] = self.held.pop(name)
+        held.to = replica
         self.clock.process(self._pull(held, row, replica))
+        return held.row
 
     def _pull(self, held: Held, row: int, replica: int) -> Any:
         fleet, clock, transfer, site = self.fleet, self.clock, self.transfer, self.sites[replica]
@@ -134,7 +131,7 @@ class HandOver:
 
     def stages(self, replica: int) -> dict[str, int]:
         """Requests of a replica whose KV is to come, by vLLM's stages."""
-        mine = [row for row in self.coming if self.to[row] == replica]
+        mine = [row for row, held in self.coming.items() if held.to == replica]
         begun = int((self.fleet.requests["num_blocks"][mine] > 0).sum())
         return {"waiting_to_start": len(mine) - begun, "in_progress": begun, "completed_waiting": 0}
 

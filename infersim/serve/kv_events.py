@@ -112,8 +112,6 @@ class KvEvents:
         self._replays = [live.loop.create_task(one.replay()) for one in self.publishers]
         self._told = np.zeros_like(fleet.blocks["hash"])
         """what was told that each block holds, 0 for nothing"""
-        self._blocks = np.zeros(1024, "i4")
-        """of each row of the fleet: its first blocks that have been told of"""
         self._tails: dict[int, int] = {}
         """of each row that has not ended: the hash of its last block that was told of"""
         self._steps, self._ends = (fleet.replicas[name].copy() for name in ("num_steps", "last_end"))
@@ -141,12 +139,11 @@ class KvEvents:
     def _stored(self, r: int, k: int, rows: np.ndarray) -> list[BlockStored]:
         fleet, size = self.live.fleet, int(self.live.fleet.knobs["block_size"][r])
         requests, held, told = fleet.requests, fleet.blocks["hash"][k], self._told[k]
-        if fleet.num_requests > len(self._blocks):
-            self._blocks = np.concatenate([self._blocks, np.zeros(fleet.num_requests, "i4")])
         ended = requests["status"][rows] == COMPLETED
         hashed = np.where(ended | (requests["table"][rows] >= 0), requests["num_hashed_blocks"][rows], 0)
-        before = np.minimum(self._blocks[rows], hashed)
-        self._blocks[rows] = hashed
+        notes = self.live.notes["told"]
+        before = np.minimum(notes[rows], hashed)
+        notes[rows] = hashed
         events = []
         for i in np.flatnonzero(hashed > before).tolist():
             entry = self.live.rows[r][int(rows[i])]

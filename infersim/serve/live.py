@@ -27,6 +27,7 @@ from .clock import Clock
 from .counts import Counts
 from .door import Door
 from .hand_over import HandOver
+from .on_disk import OnDisk
 from .refused import refuse
 from .roster import Roster
 
@@ -34,6 +35,19 @@ EVENTS = PREFILL_DONE | FINISHED | TURNED_AWAY
 CHUNK = 4096  # draws made at a time
 MANY = 10**9
 PATIENCE = 0.005  # wall s of catching up before sockets have their turn
+NOTE = np.dtype(
+    [
+        ("last", "f8"),  # when the tokens before were due
+        ("asked", "f8"),  # when it came to its replica
+        ("came", "f8"),  # when its request came, if the front door held it back, else NaN
+        ("seen", "i4"),  # output tokens that have been posted
+        ("source", "i4"),  # the row that computed its prompt elsewhere, else -1
+        ("told", "i4"),  # its first blocks that KV events told of
+    ],
+    align=True,
+)
+"""what stands beside the fleet's record of a row; simulated s"""
+UNSEEN = (0.0, 0.0, math.nan, 0, -1, 0)
 
 
 class Live:
@@ -45,6 +59,7 @@ class Live:
     def __init__(self, scenario: Scenario, speed: float, loop: asyncio.AbstractEventLoop):
         self.scenario, self.loop = scenario, loop
         refuse(scenario)
+        grow = OnDisk()
         self.kinds = deployments_of(scenario)
         sites = sites_of(scenario, self.kinds)
         self.specs = [spec for spec, _ in sites]
@@ -54,6 +69,7 @@ class Live:
             shares_text=True,
             acceptance=acceptance_table(scenario.speculation) if scenario.speculation else None,
             seed=scenario.simulation.seed,
+            grow=grow,
         )
         k = len(sites)
         self.deployments = [deployment for deployment, kind in self.kinds for _ in range(kind.most)]
@@ -71,9 +87,8 @@ class Live:
         self.rows: list[dict[int, Row]] = [{} for _ in range(k)]
         """of each replica, by their number, what has not ended"""
         self._arrays: list[np.ndarray | None] = [None] * k
-        self._seen = np.zeros(1024, "i4")
-        self._last = np.zeros(1024)
-        self._asked = np.zeros(1024)
+        self._grow, self.notes = grow, np.zeros(0, NOTE)
+        """NOTE[n] of the fleet's rows"""
         self._ends = self.fleet.replicas["last_end"].copy()
         self._outbox: list[tuple[float, int, list[tuple[Row, int, str | None]]]] = []
         self._posted = 0
@@ -87,8 +102,6 @@ class Live:
         """sleep level of all replicas"""
         self._outputs: list[int] = []
         self._random = generator(scenario.simulation.seed, "output_tokens")
-        self.came: dict[int, float] = {}
-        """of rows that the front door held back: when their request came (simulated s)"""
         self.events: Watcher | None = None
         """who tells what caches hold"""
         self.freed: Callable[[], None] = lambda: None
@@ -156,15 +169,15 @@ class Live:
         """A row of the fleet for it, sent there; or when its prompt has come, if that is pulled."""
         fleet, row = self.fleet, self._add(ask)
         fleet.requests["hold"][row] = ask.hold
-        self._asked[row] = self.until
+        self.notes["asked"][row] = self.until
         if ask.pull is not None and self.hand_over is not None:
-            self.came[row] = self.until
-            self.hand_over.pull(ask.pull, row, replica)
+            self.notes["came"][row] = self.until
+            self.notes["source"][row] = self.hand_over.pull(ask.pull, row, replica)
             self.processes.reach(self.until)
         else:
             fleet.send(row, replica, self.until)
         if ask.came is not None:
-            self.came[row] = ask.came
+            self.notes["came"][row] = ask.came
         entry.row, entry.replica = row, replica
         self.rows[replica][row] = entry
         self._arrays[replica] = None
@@ -193,10 +206,8 @@ class Live:
             segments=(0, len(ask.names), ask.names, ask.lengths),
             priority=ask.priority,
         )
-        if row >= len(self._seen):
-            self._seen = np.concatenate([self._seen, np.zeros(len(self._seen), "i4")])
-            self._last = np.concatenate([self._last, np.zeros(len(self._last))])
-            self._asked = np.concatenate([self._asked, np.zeros(len(self._asked))])
+        self.notes = self._grow(self.notes, row, row + 1)
+        self.notes[row] = UNSEEN
         return row
 
     def abort(self, entry: Row) -> None:
@@ -231,7 +242,7 @@ class Live:
 
     def asked(self, row: int) -> float:
         """When a request came to its replica (simulated s)."""
-        return float(self._asked[row])
+        return float(self.notes["asked"][row])
 
     # --- what happens to it -------------------------------------------------------------------------------------------
 
@@ -344,20 +355,20 @@ class Live:
         return rows
 
     def _post(self, r: int, end: float, gone: set[int]) -> None:
-        rows, requests = self.array(r), self.fleet.requests
+        rows, requests, notes = self.array(r), self.fleet.requests, self.notes
         total = requests["num_output_tokens"][rows]
-        new = total - self._seen[rows]
+        new = total - notes["seen"][rows]
         if not new.all():
             here = np.flatnonzero(new)
             rows, new, total = rows[here], new[here], total[here]
         if not len(rows):
             return
-        self._seen[rows] = total
-        before, self._last[rows] = self._last[rows], end
+        notes["seen"][rows] = total
+        before, notes["last"][rows] = notes["last"][rows], end
         begun = new == total
         first = begun if begun.any() else None
         if first is not None:
-            before[first] = self._asked[rows[first]]
+            before[first] = notes["asked"][rows[first]]
         self.counts[r].step(new, first, int(self.fleet.replicas["num_scheduled_tokens"][r]), end - before)
         mine, posts = self.rows[r], list[tuple[Row, int, str | None]]()
         for row, n in zip(rows.tolist(), new.tolist(), strict=True):
@@ -367,8 +378,7 @@ class Live:
                 self._arrays[r] = None
                 self.finished += 1
                 self.roster.ended(row, r)
-                pulled = self.hand_over is not None and row in self.hand_over.source
-                self.counts[r].end(requests[row], entry.last, self.asked(row), pulled)
+                self.counts[r].end(requests[row], entry.last, self.asked(row), bool(notes["source"][row] >= 0))
                 posts.append((entry, n, entry.last))
             else:
                 posts.append((mine[row], n, None))

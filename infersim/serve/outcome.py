@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -16,45 +16,53 @@ from infersim.workload.requests import Requests
 from .live import Live
 from .text import SEGMENT
 
+PIECE = 4096  # requests whose text is read at one time
 
-def traffic(live: Live) -> tuple[np.ndarray, Requests]:
-    """Rows of the fleet that were sent to be answered, and the same as requests: of one whose client went away, what it
-    had generated."""
+
+def traffic(live: Live, text: bool = True) -> tuple[np.ndarray, Requests]:
+    """Rows of the fleet that were sent to be answered, and the same as requests, with their text if that is asked for:
+    of one whose client went away, what it had generated."""
     fleet = live.fleet
     rows = np.flatnonzero((fleet.requests["replica"] >= 0) & (fleet.requests["hold"] == 0))
-    came = zip(rows.tolist(), fleet.requests["arrival"][rows].tolist(), strict=True)
-    arrival = np.array([live.came.get(row, at) for row, at in came])
+    came = live.notes["came"][rows]
+    arrival = np.where(np.isnan(came), fleet.requests["arrival"][rows], came)
     order = np.argsort(arrival, kind="stable")
     rows, arrival = rows[order], arrival[order]
     records = fleet.requests[rows]
-    counts = records["num_segments"].astype("i8")
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    take = np.repeat(records["first_segment"] - offsets[:-1], counts) + np.arange(offsets[-1])
-    segments = fleet.segments[take]
     cut = (records["status"] == ABORTED) & ~np.isin(rows, live.roster.lost)
     outputs = np.where(cut, np.maximum(records["num_output_tokens"], 1), records["stop_tokens"])
+    offsets, names, lengths = texts(live, rows) if text else (None, None, None)
     return rows, Requests(
         arrival,
         records["prompt_tokens"].copy(),
         outputs.astype("i4"),
         np.arange(len(rows)),
         segment_offsets=offsets,
-        segment_ids=segments["name"].copy(),
-        segment_lengths=segments["length"].copy(),
+        segment_ids=names,
+        segment_lengths=lengths,
     )
+
+
+def texts(live: Live, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the prompts of some rows are made of: where each begins and the last ends, names and lengths of segments."""
+    counts = live.fleet.requests["num_segments"][rows].astype("i8")
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    first = live.fleet.requests["first_segment"][rows]
+    segments = live.fleet.segments[np.repeat(first - offsets[:-1], counts) + np.arange(offsets[-1])]
+    return offsets, segments["name"].copy(), segments["length"].copy()
 
 
 def result(live: Live) -> Result | None:
     """The run so far, None if nothing came: as `infersim run` has it, with every client that left counted as timed
     out and every request that a crash took as lost."""
     end = live.now()
-    rows, requests = traffic(live)
+    rows, requests = traffic(live, text=False)
     if not len(rows):
         return None
     records = live.fleet.requests[rows]
     records["arrival"] = requests.arrival
     for i, row in enumerate(rows.tolist() if live.hand_over else ()):
-        if (source := live.hand_over.source.get(row)) is not None:  # type: ignore[union-attr]
+        if (source := int(live.notes["source"][row])) >= 0:
             for name in ("scheduled", "num_cached_tokens"):
                 records[name][i] = live.fleet.requests[name][source]
             records["sent"][i] = requests.arrival[i]
@@ -72,17 +80,20 @@ def result(live: Live) -> Result | None:
 
 def write_trace(live: Live, path: Path) -> int:
     """The traffic so far in Bailian's format (JSON lines), which `workload.trace` reads; returns its requests."""
-    _, requests = traffic(live)
-    offsets = requests.segment_offsets.tolist()  # type: ignore[union-attr]
-    names = requests.segment_ids.tolist()  # type: ignore[union-attr]
-    columns = [c.tolist() for c in (requests.arrival, requests.prompt_tokens, requests.output_tokens)]
-    lines = []
-    for i, (arrival, prompt, output) in enumerate(zip(*columns, strict=True)):
-        row = {"chat_id": i, "timestamp": arrival, "input_length": prompt, "output_length": output}
-        lines.append(json.dumps(row | {"hash_ids": names[offsets[i] : offsets[i + 1]]}))
-    text = "\n".join(lines) + "\n"
-    replace_file(path, lambda file: file.write(text.encode()), "--record")
-    return len(lines)
+    rows, requests = traffic(live, text=False)
+
+    def write(file: IO[bytes]) -> None:
+        for first in range(0, len(rows), PIECE):
+            piece = slice(first, first + PIECE)
+            offsets, names, _ = (column.tolist() for column in texts(live, rows[piece]))
+            columns = (requests.arrival, requests.prompt_tokens, requests.output_tokens)
+            for i, (arrival, prompt, output) in enumerate(zip(*(c[piece].tolist() for c in columns), strict=True)):
+                row = {"chat_id": first + i, "timestamp": arrival, "input_length": prompt, "output_length": output}
+                row["hash_ids"] = names[offsets[i] : offsets[i + 1]]
+                file.write(json.dumps(row).encode() + b"\n")
+
+    replace_file(path, write, "--record")
+    return len(rows)
 
 
 assert SEGMENT == 16  # tokens of one of Bailian's blocks
