@@ -49,6 +49,12 @@ class Asks:
         finally:
             connection.close()
 
+    def open(self, path, body, headers, port):
+        """A connection on which a request has been sent."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", path, json.dumps(body), headers)
+        return connection
+
     def post(self, path, **body):
         status, data, _ = self.ask("POST", path, body)
         assert status == 200, data
@@ -138,5 +144,5 @@ def idle(served):
     fleet = served.live.fleet
     assert served.live.num_live == 0
     free = fleet.schedulers["free_blocks"].sum()
-    assert free == (fleet.knobs["num_gpu_blocks"] - 1).sum()
+    assert free == ((fleet.knobs["num_gpu_blocks"] - 1) * fleet.knobs["ranks"]).sum()
     assert (fleet.schedulers["num_running"] == 0).all()

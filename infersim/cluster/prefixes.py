@@ -64,6 +64,11 @@ class PrefixIndex:
         """i8[k]: tokens that the router believes to be cached in each replica."""
         return np.array(self._size)
 
+    @property
+    def held(self) -> set[int]:
+        """Nodes that the router believes to be cached somewhere."""
+        return set().union(*self._recent)
+
     def overlap(self, i: int) -> np.ndarray:
         """f8[k]: tokens of request i's prompt that the router believes to be cached in each replica."""
         self._grow()

@@ -255,7 +255,7 @@ class Endpoint:
             replica, begin = replicas[0], live.submit
             if self.base_port is None and len(replicas) > 1:
                 chosen = None
-                if live.door.hands_over and not reply.ask.transfer:
+                if not reply.ask.transfer and live.hands_over(one):
                     chosen, begin = live.choose(one, prefill=True), live.relay
                 if chosen is None:
                     chosen, begin = live.choose(one), live.submit

@@ -1,13 +1,33 @@
 """What clients ask of the engine, and what has become of it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 Push = Callable[[int, float, str | None], None]
 """n new tokens, due at a simulated time (s); "length" or "stop" with the last ones, "abort" if lost, else None"""
+Text = tuple[Sequence[int], Sequence[int]]
+"""names and lengths of the segments that a prompt is made of"""
 Ids = Callable[[int, int], list[int]]
 """token ids from one position to before another, prompt and output"""
+
+
+NOTE = np.dtype(
+    [
+        ("last", "f8"),  # when the tokens before were due
+        ("asked", "f8"),  # when it came to its replica
+        ("came", "f8"),  # when its request came, if the front door held it back, else NaN
+        ("seen", "i4"),  # output tokens that have been posted
+        ("source", "i4"),  # the row that computed its prompt elsewhere, else -1
+        ("told", "i4"),  # its first blocks that KV events told of
+    ],
+    align=True,
+)
+"""what stands beside the fleet's record of a row; simulated s"""
+UNSEEN = (0.0, 0.0, math.nan, 0, -1, 0)
 
 
 @dataclass
@@ -28,6 +48,8 @@ class Row:
     """when it came (simulated s)"""
     at_once: bool = False
     """it is told in the middle of an advance, not when the wall's clock is there"""
+    text: Text | None = None
+    """its prompt, where a store of all replicas wants it when it has ended"""
 
 
 @dataclass
@@ -52,6 +74,10 @@ class Ask:
     """the request that has computed its prompt"""
     came: float | None = None
     """when it came to the front door, if that held it back (simulated s)"""
+    row: int = -1
+    """its row of the fleet, if it has one already"""
+    draws: tuple[float, ...] = ()
+    """what routers draw for it"""
 
 
 class Watcher(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 
 from infersim.cluster.clock import Clock as Processes
 from infersim.cluster.pool import READY
+from infersim.cluster.routers import Router
 from infersim.config.cluster import Kind
 from infersim.config.scenario import Scenario
 from infersim.deployment import deployments_of, served_name
@@ -22,7 +23,7 @@ from infersim.workload.acceptance import acceptance_table
 from infersim.workload.draws import generator
 from infersim.workload.lengths import draw_lengths
 
-from .ask import Ask, Ids, Push, Row, Watcher
+from .ask import NOTE, UNSEEN, Ask, Ids, Push, Row, Watcher
 from .clock import Clock
 from .counts import Counts
 from .door import Door
@@ -35,19 +36,6 @@ EVENTS = PREFILL_DONE | FINISHED | TURNED_AWAY
 CHUNK = 4096  # draws made at a time
 MANY = 10**9
 PATIENCE = 0.005  # wall s of catching up before sockets have their turn
-NOTE = np.dtype(
-    [
-        ("last", "f8"),  # when the tokens before were due
-        ("asked", "f8"),  # when it came to its replica
-        ("came", "f8"),  # when its request came, if the front door held it back, else NaN
-        ("seen", "i4"),  # output tokens that have been posted
-        ("source", "i4"),  # the row that computed its prompt elsewhere, else -1
-        ("told", "i4"),  # its first blocks that KV events told of
-    ],
-    align=True,
-)
-"""what stands beside the fleet's record of a row; simulated s"""
-UNSEEN = (0.0, 0.0, math.nan, 0, -1, 0)
 
 
 class Live:
@@ -62,7 +50,7 @@ class Live:
         grow = OnDisk()
         self.kinds = deployments_of(scenario)
         sites = sites_of(scenario, self.kinds)
-        self.specs = [spec for spec, _ in sites]
+        self.specs, places = [spec for spec, _ in sites], [site for _, site in sites]
         self.fleet = Fleet(
             self.specs,
             ranks=max(deployment.parallelism.attention_data for deployment, _ in self.kinds),
@@ -109,13 +97,13 @@ class Live:
         self.aborted = self.finished = 0
         self.processes = Processes(self.fleet)
         """what happens between replicas"""
-        self.door = Door(scenario, self.fleet, self.models, [site for _, site in sites], self.rows, self._add)
+        self.door = Door(scenario, self.processes, self.models, places, self.rows, self._add)
         cluster = scenario.cluster
         transfer = cluster.transfer if self.door.prefill else None
         self.hand_over: HandOver | None = None
         if transfer:
-            self.hand_over = HandOver(self.fleet, self.processes, transfer, [site for _, site in sites], self.counts)
-        self.roster = Roster(self, [site for _, site in sites])
+            self.hand_over = HandOver(self.fleet, self.processes, transfer, places, self.counts)
+        self.roster = Roster(self, places)
         if cluster.failures or self.roster.scalers:
             self._wake()
 
@@ -159,7 +147,7 @@ class Live:
             entry.push, entry.at_once, entry.last = push, False, last
             self._begin(entry, replace(ask, pull=f"#{entry.row}", came=ask.came or entry.asked), there)
 
-        only = replace(ask, output_tokens=1, max_tokens=1, hold=True, came=None)
+        only = replace(ask, output_tokens=1, max_tokens=1, hold=True, came=None, row=-1)
         entry = self.submit(only, replica, computed, ids)
         last = "stop" if ask.output_tokens < ask.max_tokens else "length"
         entry.at_once = True
@@ -167,7 +155,7 @@ class Live:
 
     def _begin(self, entry: Row, ask: Ask, replica: int) -> None:
         """A row of the fleet for it, sent there; or when its prompt has come, if that is pulled."""
-        fleet, row = self.fleet, self._add(ask)
+        fleet, row = self.fleet, self._add(ask) if ask.row < 0 else ask.row
         fleet.requests["hold"][row] = ask.hold
         self.notes["asked"][row] = self.until
         if ask.pull is not None and self.hand_over is not None:
@@ -175,11 +163,14 @@ class Live:
             self.notes["source"][row] = self.hand_over.pull(ask.pull, row, replica)
             self.processes.reach(self.until)
         else:
+            self.door.look_up(ask, row)
             fleet.send(row, replica, self.until)
+        entry.text = (ask.names, ask.lengths) if self.door.store and not ask.hold else None
         if ask.came is not None:
             self.notes["came"][row] = ask.came
         entry.row, entry.replica = row, replica
         self.rows[replica][row] = entry
+        self.door.wake()
         self._arrays[replica] = None
         self._wake()
 
@@ -187,15 +178,24 @@ class Live:
         """The replica that infersim's own router chooses, to answer or to compute the prompt; None if none is there."""
         router = self.door.prefill if prefill else self.door.pools[ask.base]
         assert router is not None
-        members, allowed, limit = self.door.members[router], None, self.scenario.cluster.admission
-        if limit or not self.roster.complete:
-            full = (limit.max_outstanding if limit and not prefill else None) or MANY
-            allowed = np.array([self.ready(r) and len(self.rows[r]) < full for r in members.tolist()])
-            if not allowed.any():
-                self.roster.wake(int(members[0]))
-                return None
-            allowed = None if allowed.all() else allowed
+        members, allowed = self.door.members[router], self._allowed(router)
+        if allowed is not None and not allowed.any():
+            self.roster.wake(int(members[0]))
+            return None
         return int(members[self.door.choose(router, ask, allowed)])
+
+    def hands_over(self, ask: Ask) -> bool:
+        """Whether a prefill replica is to compute its prompt."""
+        return self.door.hands_over(ask, self._allowed(self.door.pools[ask.base]))
+
+    def _allowed(self, router: Router) -> np.ndarray | None:
+        """bool[k]: to which of its replicas a router may send a request; None: to all."""
+        limit = self.scenario.cluster.admission
+        if not limit and self.roster.complete:
+            return None
+        full = (limit.max_outstanding if limit and router is not self.door.prefill else None) or MANY
+        allowed = np.array([self.ready(r) and len(self.rows[r]) < full for r in self.door.members[router].tolist()])
+        return None if allowed.all() else allowed
 
     def _add(self, ask: Ask) -> int:
         row = self.fleet.add(
@@ -378,6 +378,7 @@ class Live:
                 self._arrays[r] = None
                 self.finished += 1
                 self.roster.ended(row, r)
+                self.door.keep(entry.text, float(requests["last_token"][row]))
                 self.counts[r].end(requests[row], entry.last, self.asked(row), bool(notes["source"][row] >= 0))
                 posts.append((entry, n, entry.last))
             else:
