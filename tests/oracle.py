@@ -869,9 +869,9 @@ class Simulation:
                 self.budget += n + self.knobs.draft_slots
         self.chosen = [(r, n) for r, n in self.chosen if r is not victim]
         self.preempt(victim)
-        self.waiting.insert(sum(1 for r in self.waiting if r.tables), victim)
-        if ordered:
-            self.waiting.sort(key=lambda r: (0,) if r.tables else (1, *self.turn(r)))
+        first = lambda r: r.tables or (ordered and self.turn(r) < self.turn(victim))  # noqa: E731
+        place = next((i for i, r in enumerate(self.waiting) if not first(r)), len(self.waiting))
+        self.waiting.insert(place, victim)
         return before and victim not in in_step
 
     def seats(self, requests: list[Request]) -> int:
@@ -1026,7 +1026,8 @@ class Simulation:
         if knobs.reserve == "to-completion":
             tokens = request.prompt_tokens + request.max_tokens
         positions = self.positions(request, tokens + knobs.lookahead)
-        if positions - len(hits[0]) + kept > len(self.pool.free):
+        apart = sum(1 for r in self.waiting if r.tables)  # at most as many as may run: the engine's own rule
+        if apart >= knobs.max_num_seqs or positions - len(hits[0]) + kept > len(self.pool.free):
             return False
         for block in hits[0]:
             self.pool.touch(block)

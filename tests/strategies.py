@@ -97,6 +97,7 @@ def families(draw) -> dict:
 def knobs(draw, exact: bool = True) -> dict:
     """Settings as vLLM accepts them: any request of max_model_len tokens can run alone."""
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    load = TICK if exact else 0.6180339887 * TICK  # of no step's length
     max_model_len = draw(st.integers(4, 40))
     kv_window, kv_multiplicity = draw(
         st.sampled_from([((0,), (1,))] * 4 + [((5,), (1,)), ((0, 4), (1, 1)), ((0, 7), (1, 2)), ((3, 0, 9), (1, 1, 1))])
@@ -127,17 +128,17 @@ def knobs(draw, exact: bool = True) -> dict:
     if kv_window == (0,) and allocator == "paged" and "radix" not in pieces and draw(st.booleans()):
         cpu = draw(st.sampled_from([1, 2, 5, needed_blocks, 100]))
         pieces["tier_blocks"] = (cpu, draw(st.sampled_from([0, 1, 3, needed_blocks, 100])))
-        pieces["tier_latency"] = tuple(draw(st.sampled_from([0, 1, 5])) * TICK for _ in range(2))
-        pieces["tier_block_time"] = tuple(draw(st.sampled_from([0, 1, 3])) * TICK for _ in range(2))
+        pieces["tier_latency"] = tuple(draw(st.sampled_from([0, 1, 5])) * load for _ in range(2))
+        pieces["tier_block_time"] = tuple(draw(st.sampled_from([0, 1, 3])) * load for _ in range(2))
         pieces["enable_prefix_caching"] = True
         pieces["write_through"] = draw(st.sampled_from(["write_back", "write_through"]))
     if "allocator" not in pieces and kv_window == (0,) and "radix" not in pieces:
         pieces["kv_offloading_load"] = draw(st.sampled_from(["blocking", "layers", "background"]))
         pieces |= {
             "num_layers": draw(st.sampled_from([1, 4])),
-            "store_block_time": draw(st.sampled_from([0, 2])) * TICK,
+            "store_block_time": draw(st.sampled_from([0, 2])) * load,
         }
-        pieces["store_latency"] = draw(st.sampled_from([0, 3])) * TICK
+        pieces["store_latency"] = draw(st.sampled_from([0, 3])) * load
     return {
         "block_size": block_size,
         "num_gpu_blocks": 1 + needed_blocks + draw(st.sampled_from([0, needed_blocks // 2, 2 * needed_blocks])),
@@ -156,6 +157,8 @@ def knobs(draw, exact: bool = True) -> dict:
         "evict_unhashed_first": draw(st.booleans()),
         "admission_lookahead": draw(st.booleans()),
         "skips_behind_victim": draw(st.booleans()),
+        "resumes_in_flight": draw(st.booleans()),
+        "drafts_within_max_tokens": draw(st.booleans()),
         "watermark_blocks": draw(st.sampled_from([0, 0, 1, 3])),
         "batch_queue": draw(st.sampled_from(["steps", "until-done", "until-full"])),
         "steps_in_flight": draw(st.sampled_from([2, 1] if async_scheduling else [1, 2, 3])),
@@ -300,9 +303,10 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
     knobs["draft_passes"], knobs["depth"] = tuple(passes), depth
     knobs["lookahead"] = draw(st.sampled_from([0, most]))
     knobs["drop_last_hit"] = draw(st.booleans())
+    knobs["resumes_in_flight"] = False  # of pipelines, in which nothing speculates
     room = knobs["max_num_batched_tokens"] - 1
     knobs["draft_slots"] = draw(st.sampled_from([0, 0, min(room, 1)]))
-    knobs["pads_drafts"] = "beside-or-cached"
+    knobs["pads_drafts"] = draw(st.sampled_from(["beside-or-cached", "beside-running"]))
     knobs["padded_drafts"] = draw(st.sampled_from([0, most])) if most + knobs["draft_slots"] <= room else 0
     attention = np.zeros(draw(st.integers(0, 2)), ATTENTION_PRICE)
     for kind in attention:

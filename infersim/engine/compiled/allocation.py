@@ -26,6 +26,7 @@ from .state import (
     RESERVE_POWER_OF_TWO,
     RESERVE_TO_COMPLETION,
     RESERVE_WHOLE_PROMPT,
+    RESERVED_PER_SEQUENCE,
 )
 from .tiers import load, look_below
 
@@ -258,9 +259,12 @@ def allocate_cached(core, request, num_computed, num_tokens, length, reserve):
 @compiled
 def begin_load(core, q, computed, watermark):
     """Waiting request q's text comes back from below the GPU while others run. It takes the blocks of all its tokens at
-    once, as if its KV came from elsewhere (commands.reserve), and waits before all that hold none. False without room.
+    once, as if its KV came from elsewhere (commands.reserve), and waits before all that hold none. False without room,
+    or if as many wait so as rows of the tables are left by what runs.
     """
     request, replica, scheduler, knobs = core.requests[q], core.replica, core.scheduler, core.knobs
+    if replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs:
+        return False
     tokens = request.prompt_tokens + request.num_output_tokens
     if knobs.reserve == RESERVE_TO_COMPLETION:
         tokens = request.max_num_tokens

@@ -248,6 +248,8 @@ CORE = {
     "blocks": ("blocks", "rank"),
     "tables": ("tables", "rank"),
     "nodes": ("nodes", "rank"),
+    "steps": ("steps", "rank"),
+    "counts": ("counts", "rank"),
     "step": ("steps", "rank", "slot"),
     "tokens": ("tokens", "rank", "slot"),
 }

@@ -30,7 +30,7 @@ def update_from_output(a, r):
     replica.oldest_step = slot + 1 if slot + 1 < knobs.steps_in_flight else 0
     replica.in_flight -= 1
     replica.blocked = 0
-    if replica.num_empty > 0 and is_empty_step(a, r, slot):
+    if a.counts[r * a.call.ranks, slot] < 0:  # nothing was in it (batch_queue)
         replica.num_empty -= 1
         return
     if knobs.max_concurrency > 0 or knobs.host_token_time > 0.0:
@@ -54,15 +54,6 @@ def update_from_output(a, r):
     if regular_gaps > 0:
         a.histogram[gap_bin(end - last_end)] += regular_gaps
     replica.last_end = end
-
-
-@compiled
-def is_empty_step(a, r, slot):
-    """Nothing was in this step (batch_queue)."""
-    entries = 0
-    for rank in range(r * a.call.ranks, (r + 1) * a.call.ranks):
-        entries += a.counts[rank, slot]
-    return entries == 0
 
 
 @inlined

@@ -66,13 +66,27 @@ def unschedule(core, q):
         request.num_tokens -= 1 + num_drafts_of(core, entry)
     request.num_computed_tokens -= n
     request.num_in_flight_tokens -= n if has_windows(core.knobs) else 0
-    request.last_step = core.replica.num_steps - 1
+    request.last_step = step_before(core, q)
     scheduler.token_budget += n + core.knobs.draft_slots
     scheduler.num_entries -= 1
     for i in range(entry, scheduler.num_entries):
         core.step[i], core.tokens[i] = core.step[i + 1], core.tokens[i + 1]
     scheduler.num_unscheduled += 1
     scheduler.recount = 1
+
+
+@compiled
+def step_before(core, q):
+    """The newest step in flight that request q is in, -1 if it is in none."""
+    replica, step = core.replica, core.replica.num_steps
+    for back in range(replica.in_flight):
+        slot = (replica.oldest_step + replica.in_flight - 1 - back) % core.knobs.steps_in_flight
+        count = core.counts[slot]
+        step -= count >= 0  # an empty one (batch_queue) is not counted
+        for entry in range(count):
+            if core.steps[slot, entry] == q or core.steps[slot, entry] == ~q:
+                return step
+    return -1
 
 
 @compiled

@@ -198,6 +198,7 @@ def descend(request, until, scheduler, block_size, requests, nodes, segments):
         if same < length:
             node = split(nodes, scheduler, requests, segments, block_size, child, same // block_size)
             use(nodes, scheduler, child)
+            scheduler.num_uses += 1  # who cuts a node off uses its beginning after its end
         tokens += same
         segment, offset = skip(request, segments, segment, offset, same)
         if same < length:

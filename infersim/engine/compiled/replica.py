@@ -282,6 +282,8 @@ def start_step(a, r):
         replica.next_loaded = next_loaded(a, r)
         if replica.in_flight > replica.num_empty and knobs.batch_queue > 0 and knobs.steps_in_flight > 2:
             a.step_end[r, slot] = replica.now
+            for rank in range(first, first + call.ranks):
+                a.counts[rank, slot] = -1
             replica.in_flight += 1
             replica.num_empty += 1
             replica.blocked = knobs.batch_queue == UNTIL_DONE

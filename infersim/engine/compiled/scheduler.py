@@ -5,7 +5,7 @@ row of state.REQUEST, a queue a linked list through it. What the step has so far
 scheduler's row.
 """
 
-from .allocation import allocate_slots, begin_load, gate, get_computed_blocks, keeps_tables, promised_blocks
+from .allocation import allocate_slots, begin_load, gate, get_computed_blocks, promised_blocks
 from .blocks import has_windows, identify
 from .entries import num_drafts_of, num_tokens_of, write_entry
 from .gang import decode_group, readmit_group
@@ -22,7 +22,6 @@ from .state import (
     EVERYTHING,
     PREFILLS,
     RESERVE_TO_COMPLETION,
-    RESERVED_PER_SEQUENCE,
     RUNNING,
 )
 
@@ -326,9 +325,6 @@ def admit(core, q):
     arrived = request.num_blocks > 0  # its KV came from elsewhere
     if arrived and request.loaded > core.replica.now:
         return PASSED_OVER
-    reserved = core.replica.num_reserved >= RESERVED_PER_SEQUENCE * knobs.max_num_seqs
-    if keeps_tables(knobs) and not arrived and reserved:
-        return STOP  # rows of the tables are left for what runs
     is_in_flight = request.last_step >= core.replica.num_steps - core.replica.in_flight + core.replica.num_empty
     if is_in_flight and (knobs.async_scheduling or not knobs.resumes_in_flight):
         return PASSED_OVER  # preempted, and a step with it is still to come back
