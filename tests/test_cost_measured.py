@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from oracle import Sums, price_from_step_cost
+from oracle_price import Sums, price_from_step_cost
 from shared import SHARED, needs_shared
 
 from infersim.config.engine import Engine

@@ -3,6 +3,7 @@
 import hypothesis
 import numpy as np
 import oracle
+import oracle_price
 import pytest
 from hypothesis import given, settings
 from strategies import COLUMNS, InTurn, Scenario, scenarios
@@ -28,7 +29,7 @@ def replica_of(scenario: Scenario) -> ReplicaSpec:
 
 
 def expected_of(scenario: Scenario) -> oracle.Outcome:
-    price = oracle.price_from_step_cost(scenario.cost, scenario.draft)
+    price = oracle_price.price_from_step_cost(scenario.cost, scenario.draft)
     return oracle.simulate(scenario.requests, scenario.knobs, price, scenario.accept, scenario.jumps, scenario.parent)
 
 

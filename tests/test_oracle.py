@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from oracle import COMPLETED, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, REJECTED, Sums, price_from_step_cost, simulate
+from oracle import COMPLETED, OVER_MAX_MODEL_LEN, PROMPT_TOO_LONG, REJECTED, simulate
+from oracle_price import Sums, price_from_step_cost
 from strategies import scenarios
 
 from infersim.engine.compiled.state import ATTENTION_PRICE
