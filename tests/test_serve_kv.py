@@ -11,6 +11,7 @@ from served import MODEL, Served, idle, scenario
 
 from infersim.run import simulate
 from infersim.serve import outcome
+from infersim.serve.kv_events import SALTS
 
 msgspec = pytest.importorskip("msgspec")
 zmq = pytest.importorskip("zmq")
@@ -143,6 +144,84 @@ def test_events_tell_what_the_cache_holds(seed):
         assert not view.held()
         for one in (view, late):
             one.context.destroy(0)
+
+
+class Groups(Subscriber):
+    """The same of a model with several groups of layers: blocks by group and hash."""
+
+    def take(self, payload):
+        _, events, _ = msgspec.msgpack.decode(payload)
+        for event in events:
+            if event["type"] == "BlockRemoved":
+                for one in event["block_hashes"]:
+                    self.count[event["group_idx"], one] -= 1
+                continue
+            assert event["type"] == "BlockStored"
+            assert (event["kv_cache_spec_kind"], event.get("kv_cache_spec_sliding_window")) == (
+                ("sliding_window", 128) if event["group_idx"] == 0 else ("full_attention", None)
+            )
+            parent, size = event["parent_block_hash"], event["block_size"]
+            assert len(event["token_ids"]) == size * len(event["block_hashes"])
+            for i, one in enumerate(event["block_hashes"]):
+                piece = event["token_ids"][i * size : (i + 1) * size]
+                text = hashlib.sha256(repr((self.own[parent] if parent else None, piece, None)).encode()).hexdigest()
+                assert self.own.setdefault(one, text) == text  # one hash, one text, in every group
+                self.count[event["group_idx"], one] = self.count.get((event["group_idx"], one), 0) + 1
+                parent = one
+
+    def match(self, ids, size=16):
+        """Leading tokens of which the full layers have all blocks and the windows the last eight (127 keys)."""
+        there, parent, found, run, n = {}, None, 0, 0, 0
+        for (group, one), k in self.count.items():
+            there.setdefault(group, set()).update({self.own[one]} if k > 0 else ())
+        while n + size < len(ids):
+            parent = hashlib.sha256(repr((parent, ids[n : n + size], None)).encode()).hexdigest()
+            if parent not in there[1]:
+                break
+            n += size
+            run = run + 1 if parent in there[0] else 0
+            found = n if run >= 8 or run * size == n else found
+        return found
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_events_of_several_groups_tell_what_each_holds(seed):
+    """gpt-oss: layers that see 128 keys beside layers that see all. By group the events' blocks are the engine's, and
+    by them a router says beforehand how much of a prompt will be found."""
+    own, endpoint, _ = free_endpoint()
+    engine = {"max_num_seqs": 8, "num_gpu_blocks_override": 500, "max_model_len": 2000}
+    random, name = np.random.default_rng(seed), "gpt-oss-20b"
+    with Served(scenario(model=name, engine=engine), kv_events=own) as served:
+        view = Groups(endpoint)
+        time.sleep(0.3)
+        stems = [random.integers(0, 9, 600).tolist() for _ in range(4)]
+
+        def ask(k):
+            prompt = stems[k % 4][: int(random.integers(1, 600))] + [k] * int(random.integers(1, 200))
+            return served.post("/v1/completions", prompt=prompt, max_tokens=int(random.integers(1, 80)))
+
+        def heard(seconds=0.3):
+            while view.sub.poll(seconds * 1e3):
+                view.take(view.sub.recv_multipart()[2])
+
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            list(pool.map(ask, range(80)))
+        idle(served)
+        heard()
+        hashes = served.live.fleet.blocks["hash"][0]
+        expected = dict(zip(*np.unique(hashes[hashes != 0], return_counts=True), strict=True))
+        found = {int(np.uint64(one).astype("i8") ^ SALTS[group]): k for (group, one), k in view.held().items()}
+        assert found == {int(one): int(k) for one, k in expected.items()}
+        assert {group for group, _ in view.held()} == {0, 1}
+        lengths = []
+        for k in range(12):
+            prompt = stems[k % 4][: 150 + 40 * (k // 4)]
+            lengths.append(view.match(prompt))
+            usage = served.post("/v1/completions", prompt=prompt, max_tokens=2, ignore_eos=True)["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == lengths[-1]
+            heard(0.2)
+        assert max(lengths) >= 128
+        view.context.destroy(0)
 
 
 def test_adapters_and_salts_are_extra_keys():

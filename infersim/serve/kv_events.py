@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,11 +17,17 @@ import zmq
 import zmq.asyncio
 
 from infersim.config.errors import InputError
+from infersim.deployment import Deployment
+from infersim.engine.compiled.hashes import SALT_TABLE
 from infersim.engine.compiled.state import COMPLETED
 
 from .ask import Row
 from .live import Live
 
+SALTS = np.arange(256) * np.int64(SALT_TABLE)
+"""by group: what makes a hash of text the hash of a block of it; others are told of the text's"""
+EVERY = ("full_attention", "mla_attention")
+"""groups that keep all keys: told first, since what the others keep follows on it"""
 BUFFERED = 10_000  # batches kept for replay: vLLM's default
 
 
@@ -36,6 +43,8 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     lora_name: str | None
     extra_keys: list[tuple[str, ...] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
     session_id: str | None = None
 
 
@@ -89,6 +98,19 @@ class Publisher:
         self._replay.close()
 
 
+def _kinds(deployment: Deployment) -> list[tuple[str, int | None]]:
+    """vLLM's name of each group of a model's layers, and its window."""
+    kinds = {layer.attention.kind for layer in deployment.model.layers}
+    every = EVERY["mla" in kinds]
+    some = "chunked_local_attention" if "chunk" in kinds else "sliding_window"
+    named = {0: (every, None), 1: ("mamba", None)}
+    return [
+        named.get(group.window, (some, group.window if some == "sliding_window" else None))
+        for group in deployment.memory.kv_groups
+        for _ in range(group.tables)
+    ]
+
+
 class KvEvents:
     """Compares what blocks hold with what was told of them, after every moment of the fleet.
 
@@ -111,9 +133,15 @@ class KvEvents:
             raise InputError(f"--kv-events {endpoint}: {error}; must be like tcp://*:5557, free here") from None
         self._replays = [live.loop.create_task(one.replay()) for one in self.publishers]
         self._told = np.zeros_like(fleet.blocks["hash"])
-        """what was told that each block holds, 0 for nothing"""
+        """what was told that each block holds, 0 for nothing, and ..."""
+        self._groups = np.zeros(self._told.shape, "u1")
+        """... of which group, by its number"""
+        self._kinds = [_kinds(deployment) for deployment in live.deployments]
+        self._order = [
+            sorted(range(len(one)), key=[kind not in EVERY for kind, _ in one].__getitem__) for one in self._kinds
+        ]
         self._tails: dict[int, int] = {}
-        """of each row that has not ended: the hash of its last block that was told of"""
+        """of each row that has not ended: the hash of its text up to the last block that was told of"""
         self._steps, self._ends = (fleet.replicas[name].copy() for name in ("num_steps", "last_end"))
 
     def look(self) -> None:
@@ -129,60 +157,80 @@ class KvEvents:
                     self.publishers[k].publish(events)
         self._steps[:], self._ends[:] = steps, ends
 
-    def _removed(self, k: int) -> list[BlockRemoved]:
+    def _removed(self, k: int) -> Iterator[BlockRemoved]:
         told = self._told[k]
         gone = np.flatnonzero((told != 0) & (told != self.live.fleet.blocks["hash"][k]))
-        hashes = told[gone].view("u8").tolist()
-        told[gone] = 0
-        return [BlockRemoved(hashes, "GPU", 0)] if hashes else []
+        if len(gone):
+            groups, hashes = self._groups[k][gone], (told[gone] ^ SALTS[self._groups[k][gone]]).view("u8")
+            told[gone] = 0
+            for group in np.unique(groups).tolist():
+                yield BlockRemoved(hashes[groups == group].tolist(), "GPU", group)
 
-    def _stored(self, r: int, k: int, rows: np.ndarray) -> list[BlockStored]:
-        fleet, size = self.live.fleet, int(self.live.fleet.knobs["block_size"][r])
-        requests, held, told = fleet.requests, fleet.blocks["hash"][k], self._told[k]
+    def _stored(self, r: int, k: int, rows: np.ndarray) -> Iterator[BlockStored]:
+        fleet = self.live.fleet
+        requests, held = fleet.requests, fleet.blocks["hash"][k]
         ended = requests["status"][rows] == COMPLETED
         hashed = np.where(ended | (requests["table"][rows] >= 0), requests["num_hashed_blocks"][rows], 0)
         notes = self.live.notes["told"]
         before = np.minimum(notes[rows], hashed)
         notes[rows] = hashed
-        events = []
+        count, stride = (int(fleet.schedulers[name][k]) for name in ("num_tables", "table_stride"))
         for i in np.flatnonzero(hashed > before).tolist():
-            entry = self.live.rows[r][int(rows[i])]
-            if requests["table"][rows[i]] < 0:
-                events += self._last(k, requests[rows[i]], entry, int(before[i]), size)
+            request, first, end = requests[rows[i]], int(before[i]), int(hashed[i])
+            entry, chain = self.live.rows[r][int(rows[i])], int(request["chain"])
+            if request["table"] >= 0:
+                tables = fleet.tables[k][request["table"]][: count * stride].reshape(count, stride)[:, first:end]
+                keys = np.where(tables > 0, held[tables], 0)
+            elif end == first + 1:  # the block that it filled in the step that ended it; its table is gone
+                tables = np.array([[self._find(k, chain ^ salt)] for salt in SALTS[:count].tolist()])
+                keys = np.where(tables > 0, (chain ^ SALTS[:count])[:, None], 0)
+            else:
                 continue
-            table = fleet.tables[k][requests["table"][rows[i]]]
-            first, end = int(before[i]), int(hashed[i])
-            own = table[first:end]
-            new = np.flatnonzero((own > 0) & (told[own] != held[own]))
-            for run in np.split(new, np.flatnonzero(np.diff(new) > 1) + 1) if len(new) else ():
-                blocks, begin = own[run], first + int(run[0])
-                told[blocks] = held[blocks]
-                adapter = entry.model if entry.model in self.live.adapters else None
-                keys = [((adapter,) if adapter else ()) + ((entry.salt,) if entry.salt and b == 0 else ())
-                        for b in range(begin, begin + len(run))]  # fmt: skip
-                parent = int(held[table[begin - 1]]) % 2**64 if begin else None
-                ids = entry.ids(begin * size, (begin + len(run)) * size)
-                hashes = held[blocks].astype("u8").tolist()
-                extra = [key or None for key in keys] if any(keys) else None
-                event = BlockStored(hashes, parent, ids, size, 1 if adapter else None, "GPU", adapter, extra, 0)
-                events.append(event)
-            self._tails[int(rows[i])] = int(held[table[end - 1]]) % 2**64
+            chains = np.where(keys, keys ^ SALTS[:count, None], 0)
+            text = chains[(chains != 0).argmax(axis=0), np.arange(end - first)]
+            parents = [self._tails.get(entry.row) if first else None, *(int(one) % 2**64 for one in text[:-1])]
+            new = (keys != 0) & (self._told[k][tables] != keys)
+            for group in self._order[r]:
+                places = np.flatnonzero(new[group])
+                self._told[k][tables[group, places]] = keys[group, places]
+                self._groups[k][tables[group, places]] = group
+                for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
+                    if parents[int(run[0])] == 0:  # no group kept the text before it: nobody could find it by its text
+                        self._told[k][tables[group, run]] = 0
+                        continue
+                    hashes = text[run].view("u8").tolist()
+                    yield self._event(r, entry, hashes, parents[int(run[0])], first + int(run[0]), group)
+            self._tails[entry.row] = chain % 2**64
         for row in rows[ended].tolist():
             self._tails.pop(row, None)
-        return events
 
-    def _last(self, k: int, request: np.void, entry: Row, first: int, size: int) -> list[BlockStored]:
-        """The block that a request filled in the step that ended it, whose table is gone: its hash is the request's."""
-        key, told = request["chain"], self._told[k]
-        new = np.flatnonzero((self.live.fleet.blocks["hash"][k] == key) & (told != key))
-        if int(request["num_hashed_blocks"]) != first + 1 or not len(new):
-            return []
-        told[new[0]] = key
-        adapter = entry.model if entry.model in self.live.adapters else None
-        ids, parent = entry.ids(first * size, (first + 1) * size), self._tails.get(entry.row)
-        extra: list[tuple[str, ...] | None] | None = [(adapter,)] if adapter else None
-        lora = 1 if adapter else None
-        return [BlockStored([int(key) % 2**64], parent, ids, size, lora, "GPU", adapter, extra, 0)]
+    def _event(self, r: int, entry: Row, hashes: list[int], parent: int | None, first: int, group: int) -> BlockStored:
+        """Blocks of a request from its block `first` on."""
+        size, adapter = int(self.live.fleet.knobs["block_size"][r]), entry.model
+        end, kind, window = first + len(hashes), *self._kinds[r][group]
+        lora = (adapter,) if adapter in self.live.adapters else ()
+        keys = [(*lora, *((entry.salt,) if entry.salt and not b else ())) or None for b in range(first, end)]
+        return BlockStored(
+            hashes,
+            parent,
+            entry.ids(first * size, end * size),
+            size,
+            1 if lora else None,
+            "GPU",
+            adapter if lora else None,
+            keys if any(keys) else None,
+            group,
+            kind,
+            window,
+        )
+
+    def _find(self, k: int, key: int) -> int:
+        """A block that has this hash and was not told of, or 0."""
+        blocks = self.live.fleet.blocks[k]
+        b = int(blocks["bucket"][key & (len(blocks) - 1)])
+        while b and (int(blocks["hash"][b]) != key or int(self._told[k][b]) == key):
+            b = int(blocks["chain"][b])
+        return b
 
     def cleared(self, r: int) -> None:
         """A replica's cache is empty."""
