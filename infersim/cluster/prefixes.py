@@ -1,6 +1,8 @@
 """Prompts as paths in a tree of prefixes, and a router's own, approximate view of which replica has which prefix."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 
@@ -8,39 +10,38 @@ from ..workload.requests import Requests, own_text
 
 
 class PrefixTree:
-    """Every prefix of every prompt is a node: `paths[i]` lists request i's, shortest first; `tokens[node]` its length.
+    """Every prefix of every prompt is a node; `tokens[node]` is its length.
 
     `own[i]` is the node that ends with all that request i said and generated, if a later prompt contains that.
     """
 
     def __init__(self, requests: Requests):
         self.tokens: list[int] = []
-        self.paths: list[list[int]] = []
         self.own: dict[int, int] = {}
-        self._nodes: dict[tuple[int, int, int], int] = {}
-        self._named: dict[int, int] = {}
+        self._paths: list[tuple[list[int], int]] = []
+        """nodes of each request: the first so many of a list, which turns of a session, for one, have in common"""
         if requests.segments is None:
-            self.paths = [[] for _ in range(len(requests))]
+            self._paths = [([], 0)] * len(requests)
             return
-        self._named = {name: i for i, name in enumerate(own_text(requests.request_id).tolist())}
+        named = {name: i for i, name in enumerate(own_text(requests.request_id).tolist())}
+        nodes: dict[tuple[int, int, int], int] = {}
         begins, counts, ids, lengths = (column.tolist() for column in requests.segments)
+        paths: dict[int, list[int]] = {}
         for first, count in zip(begins, counts, strict=True):
-            self.add(ids[first : first + count], lengths[first : first + count])
+            path = paths.setdefault(first, [])
+            for place in range(first + len(path), first + count):
+                parent, name, tokens = path[-1] if path else -1, ids[place], lengths[place]
+                node = nodes.setdefault((parent, name, tokens), len(nodes))
+                if node == len(self.tokens):
+                    self.tokens.append(tokens + (self.tokens[parent] if path else 0))
+                    if name in named:
+                        self.own[named[name]] = node
+                path.append(node)
+            self._paths.append((path, count))
 
-    def add(self, ids: list[int], lengths: list[int]) -> None:
-        """One more request, whose prompt begins with these segments."""
-        path: list[int] = []
-        parent, length = -1, 0
-        for name, tokens in zip(ids, lengths, strict=True):
-            length += tokens
-            node = self._nodes.setdefault((parent, name, tokens), len(self._nodes))
-            if node == len(self.tokens):
-                self.tokens.append(length)
-                if name in self._named:
-                    self.own[self._named[name]] = node
-            path.append(node)
-            parent = node
-        self.paths.append(path)
+    def path(self, i: int) -> Iterable[int]:
+        """Request i's prefixes, the shortest first."""
+        return islice(*self._paths[i])
 
 
 class PrefixIndex:
@@ -75,7 +76,7 @@ class PrefixIndex:
         overlap = np.zeros(len(self._capacity))
         alive = (1 << len(self._capacity)) - 1
         length = 0
-        for node in self._tree.paths[i]:
+        for node in self._tree.path(i):
             still = alive & self._holders[node]
             if still != alive:
                 if length:
@@ -91,7 +92,7 @@ class PrefixIndex:
         """Request i was sent to a replica: its prefixes will be there."""
         self._grow()
         recent, bit, before = self._recent[replica], 1 << replica, 0
-        path = self._tree.paths[i]
+        path = list(self._tree.path(i))
         for node in [*path, self._tree.own[i]] if i in self._tree.own else path:
             tokens = self._tree.tokens[node]
             if node in recent:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 import simpy
@@ -47,6 +47,7 @@ class Texts(PrefixTree):
     def __init__(self) -> None:
         super().__init__(Requests(*(np.zeros(0),) * 4))
         self.indices: list[PrefixIndex] = []
+        self._path: list[int] = []
         self._pieces: dict[int, int] = {}
         self._free: list[int] = []
         self._most = SPARE
@@ -66,7 +67,10 @@ class Texts(PrefixTree):
                 node = self._pieces[name] = self._free.pop() if self._free else len(self.tokens)
                 self.tokens[node : node + 1] = [length]
             path.append(node)
-        self.paths[:] = [path]
+        self._path = path
+
+    def path(self, i: int) -> Iterable[int]:
+        return self._path
 
 
 class Door:
