@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import resource
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ def serve(scenario: Scenario, settings: Settings, say: Callable[[str], None]) ->
         server = uvicorn.Server(config)
         gc.freeze()  # what is there stays
         gc.set_threshold(5000, 20, 20)  # a reply and what tells it of tokens know each other: nothing else frees them
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # which uvicorn gives on when it has stopped
         with contextlib.suppress(KeyboardInterrupt):
             loop.run_until_complete(server.serve(sockets=sockets))
         if live.events is not None:
