@@ -146,7 +146,7 @@ def sites_of(scenario: Scenario, kinds: list[tuple[Deployment, Kind | EncodePool
             continue
         site = Site(
             kind.weight,
-            deployment.memory.block_bytes * deployment.parallelism.num_gpus // deployment.parallelism.attention_data,
+            deployment.memory.block_bytes * deployment.parallelism.kv_gpus,
             deployment.model.num_layers,
             deployment.memory.weights_bytes,
             host_bandwidth=deployment.hardware.pcie_bandwidth or np.inf,

@@ -84,12 +84,11 @@ def price_from_step_cost(cost, draft=None) -> Price:
         return seconds * ((even + odd) / (even - odd)) ** 2  # e**total, as the engine has it
 
     def decode(c, sums, window):
-        memory = c["decode_kv"] * sums.decode_keys(window) + c["decode_activations"] * sums.decode_queries
-        time = c["decode_fixed"] + smooth_max(
-            memory, c["decode_compute"] * sums.decode_pairs(window), c["decode_softness"]
-        )
-        n, keys = sums.num_decodes, sums.decode_keys(window)
-        return corrected(time, c["decode_axes"], c["decode_grid"], n, keys / n)
+        share = -(-sums.num_decodes // max(1, int(c["decode_ranks"]))) / sums.num_decodes  # of the rank with most
+        memory = share * (c["decode_kv"] * sums.decode_keys(window) + c["decode_activations"] * sums.decode_queries)
+        pairs, n = share * sums.decode_pairs(window), sums.num_decodes
+        time = c["decode_fixed"] + smooth_max(memory, c["decode_compute"] * pairs, c["decode_softness"])
+        return corrected(time, c["decode_axes"], c["decode_grid"], n, sums.decode_keys(window) / n)
 
     def prefill(c, sums, window):
         memory = c["prefill_kv"] * sums.prefill_keys(window) + c["prefill_activations"] * sums.prefill_tokens

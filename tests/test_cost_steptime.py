@@ -124,8 +124,10 @@ def price(cost, batch, sums_by_window):
     for row in cost.attention:
         s = sums_by_window[int(row["window"])]
         if n := s["decodes"]:
+            share = math.ceil(n / row["decode_ranks"]) / n
             memory = row["decode_kv"] * s["decode_keys"] + row["decode_activations"] * n
-            time = row["decode_fixed"] + soft(memory, row["decode_compute"] * s["decode_keys"], row["decode_softness"])
+            compute = row["decode_compute"] * s["decode_keys"]
+            time = row["decode_fixed"] + soft(share * memory, share * compute, row["decode_softness"])
             total += time * corrected(row, "decode", n, s["decode_keys"])
         if n := s["prefill_tokens"]:
             memory = row["prefill_kv"] * s["prefill_keys"] + row["prefill_activations"] * n
@@ -150,6 +152,7 @@ DEPLOYED = [
     ("gpt-oss-20b", "h100-sxm", Parallelism(expert_skew=0.7), None, 500),
     ("DeepSeek-V3", "h200-sxm", 8, None, 1000),
     ("DeepSeek-V3.2", "h200-sxm", 8, None, 500),
+    ("DeepSeek-V3.2", "h200-sxm", Parallelism(tensor=2, prefill_context=4, expert=8), None, 500),
     ("Qwen3-Next-80B-A3B", "h100-sxm", 4, None, 1000),
     ("Llama-4-Scout", "h200-sxm", 8, None, 500),
     ("t5-base", "h100-sxm", 1, None, 500),

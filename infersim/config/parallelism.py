@@ -14,9 +14,9 @@ All2All = Literal[
 
 
 class Parallelism(Description):
-    """GPUs of a replica = tensor x pipeline x attention_data = moe_tensor x expert x pipeline.
+    """GPUs of a replica = tensor x prefill_context x pipeline x attention_data = moe_tensor x expert x pipeline.
 
-    Whole copies are `cluster.replicas`. Context parallelism shares the GPUs of tensor parallelism, as vLLM's does.
+    Whole copies are `cluster.replicas`. `context` shares the GPUs of tensor parallelism, as vLLM's does.
     """
 
     tensor: Ranks = 1
@@ -28,9 +28,12 @@ class Parallelism(Description):
     expert: Ranks = 1
     """ranks among which the experts are divided"""
     moe_tensor: Ranks | None = None
-    """default: tensor x attention_data / expert"""
+    """default: tensor x prefill_context x attention_data / expert"""
     context: Ranks = 1
-    """ranks that share the KV cache of one sequence"""
+    """ranks that share the KV cache of one sequence (vLLM's decode context parallelism)"""
+    prefill_context: Ranks = 1
+    """vLLM's prefill context parallelism: ranks with copies of all but the experts, which divide a prompt's tokens;
+    each layer gathers their latents, so that every rank has the whole KV cache; decodes are dealt out, each to one"""
     expert_skew: Annotated[Number, Field(ge=0, le=2)] = 0.0
     """how unevenly tokens choose experts: exponent of a Zipf law over the experts of a layer; 0: all alike"""
     num_redundant_experts: Annotated[CountOrZero, Field(le=10_000)] = 0
@@ -50,23 +53,28 @@ class Parallelism(Description):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        attention = self.tensor * self.attention_data
+        attention = self.tensor * self.token_ranks
+        name = "tensor x attention_data" + " x prefill_context" * (self.prefill_context > 1)
         if attention % self.expert:
-            raise ValueError(f"expert must divide tensor x attention_data = {attention} (got {self.expert})")
+            raise ValueError(f"expert must divide {name} = {attention} (got {self.expert})")
         moe_tensor = attention // self.expert if self.moe_tensor is None else self.moe_tensor
         if moe_tensor * self.expert != attention:
             raise ValueError(
-                f"moe_tensor x expert must equal tensor x attention_data = {attention}"
+                f"moe_tensor x expert must equal {name} = {attention}"
                 f" (got {moe_tensor} x {self.expert} = {moe_tensor * self.expert})"
             )
         object.__setattr__(self, "moe_tensor", moe_tensor)  # frozen: filled once, while being made
         if self.num_redundant_experts and self.expert == 1:
             raise ValueError("num_redundant_experts: there are no ranks to balance; expert must be above 1")
         default = type(self).model_fields["all2all_backend"].default
-        if self.all2all_backend != default and (self.expert == 1 or self.attention_data == 1):
+        if self.all2all_backend != default and (self.expert == 1 or self.token_ranks == 1):
             raise ValueError(
                 f"all2all_backend: nothing is dealt out unless attention_data and expert are above 1; must be {default}"
             )
+        if self.prefill_context > 1:
+            beside = {"pipeline": self.pipeline, "context": self.context, "enable_dbo": self.enable_dbo + 1}
+            if wrong := [name for name, n in beside.items() if n > 1]:
+                raise ValueError(f"prefill_context: is not modelled together with {wrong[0]}; one must be its default")
         if self.enable_dbo and not self.all2all_backend.startswith("deepep"):
             raise ValueError("enable_dbo: vLLM overlaps DeepEP's exchanges alone; all2all_backend must be one of them")
         if self.tensor % self.context:
@@ -76,4 +84,14 @@ class Parallelism(Description):
     @property
     def num_gpus(self) -> int:
         """GPUs of one replica."""
-        return self.tensor * self.pipeline * self.attention_data
+        return self.tensor * self.pipeline * self.token_ranks
+
+    @property
+    def token_ranks(self) -> int:
+        """Groups of `tensor` GPUs that have tokens of their own."""
+        return self.attention_data * self.prefill_context
+
+    @property
+    def kv_gpus(self) -> int:
+        """GPUs that hold the KV cache of one data-parallel rank, copies under prefill context parallelism left out."""
+        return self.tensor * self.pipeline

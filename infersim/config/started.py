@@ -5,6 +5,7 @@ sentence each says what else the file does not tell.
 """
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ VALUES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "pipeline_parallel_size": ("parallelism", "pipeline", int),
     "data_parallel_size": ("parallelism", "attention_data", int),
     "decode_context_parallel_size": ("parallelism", "context", int),
+    "prefill_context_parallel_size": ("parallelism", "prefill_context", int),
     "all2all_backend": ("parallelism", "all2all_backend", str),
     "dtype": ("precision", "activations", lambda name: None if name == "auto" else DTYPES[name]),
     "kv_cache_dtype": ("precision", "kv_cache", lambda name: None if name == "auto" else KV_DTYPES[name]),
@@ -40,7 +42,8 @@ VALUES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 }  # fmt: skip
 """option -> section and key of a scenario, and how its word is read; None: says nothing"""
 SHORT = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
-         "dcp": "decode_context_parallel_size", "q": "quantization"}  # fmt: skip
+         "dcp": "decode_context_parallel_size", "pcp": "prefill_context_parallel_size",
+         "q": "quantization"}  # fmt: skip
 APART = (
     "model",
     "enable_expert_parallel",
@@ -138,7 +141,7 @@ def _apart(keys: dict[str, Any], options: dict[str, list[str]], where: str) -> S
     started = Started(keys)
     if "enable_expert_parallel" in options:
         sizes = keys.setdefault("parallelism", {})
-        sizes["expert"] = sizes.get("tensor", 1) * sizes.get("attention_data", 1)
+        sizes["expert"] = math.prod(sizes.get(key, 1) for key in ("tensor", "attention_data", "prefill_context"))
         sizes |= {"enable_dbo": True} if "enable_dbo" in options else {}
     if "speculative_config" in options:
         _drafts(options["speculative_config"], started, where)

@@ -117,7 +117,7 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
     are expanded by kv_b_proj into keys and values of every head. The matrix is read in any step.
     """
     n, r, rope = attention.num_heads, attention.kv_lora_rank, attention.qk_rope_head_dim
-    context = shape.parallelism.context
+    context, ranks = shape.parallelism.context, shape.parallelism.prefill_context
     key_bytes = (r + rope) * BYTES[shape.precision.kv_cache]
     # vLLM keeps W_UK and W_UV in 16 bits (process_weights_after_loading); prefill reads the stored kv_b_proj
     plain = shape.gemm(up, count)
@@ -143,6 +143,10 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
                  activations={"prefill_tokens": heads * shape.width}, **keyed),
         *shape.collective("all_gather", count, context, n * (r + rope) * context),
         *shape.collective("reduce_scatter", count, context, n * r),
+        # what all ranks write into their caches (vLLM's maybe_gather_mla_latent_cache_inputs, maybe_gather_indexer_k)
+        *shape.collective("all_gather", count, ranks, (r + rope) * ranks, apart=shape.parallelism.tensor),
+        *shape.collective("all_gather", count * attention.has_indexer, ranks, attention.index_head_dim * ranks,
+                          apart=shape.parallelism.tensor),
     ]  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) 
     captures = engine.count_cuda_graph_memory and not engine.enforce_eager
     graphs = _num_graphs(engine) * CUDA_GRAPH if captures else 0.0
     overhead = NON_TORCH
-    if tensor > 1 or parallelism.attention_data > 1:
+    if tensor > 1 or parallelism.token_ranks > 1:
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
     usable = math.ceil(hardware.memory_usable * engine.gpu_memory_utilization)
     as_vllm = Partition(usable, activation_terms(placement, engine), graphs, overhead)

@@ -67,6 +67,8 @@ class Operator:
     """of a mixture of experts: what gives `experts` (touched) and `expert_tokens` (computed), of the busiest rank"""
     shared: bool = False
     """its tokens are those of all data-parallel ranks"""
+    split: int = 1
+    """ranks among which its tokens are divided, each decode whole on one (prefill context parallelism)"""
 
     @property
     def efficiency_class(self) -> str:
@@ -75,6 +77,8 @@ class Operator:
 
     def routed(self, sums: Sums) -> Sums:
         """The sums, with those that follow from the routing; `several` is 1 where there are several tokens."""
+        if self.split > 1:
+            sums = {**sums, **self._of_rank(sums)}
         if "several" in self.weights:
             sums = {**sums, "several": sums["step"] * (sums[self.per] > sums["step"])}
         if self.routing is None:
@@ -82,6 +86,17 @@ class Operator:
         tokens, routing = sums["tokens"], self.routing
         busy = routing.imbalance(tokens)
         return {**sums, "experts": routing.most_touched(tokens), "expert_tokens": routing.computed(tokens) * busy}
+
+    def _of_rank(self, sums: Sums) -> Sums:
+        """What one rank, that with most, has of those sums that are divided: keys are read by all."""
+        found: dict[str, Any] = {"tokens": np.ceil(sums["tokens"] / self.split)} if "tokens" in sums else {}
+        for name in ("prefill_tokens", "prefill_pairs", "query_tiles"):
+            found |= {name: sums[name] / self.split} if name in sums else {}
+        if "decodes" in sums:
+            decodes = np.ceil(sums["decodes"] / self.split)
+            share = decodes / np.maximum(sums["decodes"], 1)
+            found |= {"decodes": decodes, "decode_keys": sums.get("decode_keys", 0.0) * share}
+        return found
 
 
 @dataclass(frozen=True)

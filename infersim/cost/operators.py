@@ -5,6 +5,8 @@ written by a kernel of its own (reshape_and_cache), logits for the last position
 device only its choice of kernels for quantised matrices appears here, and how many of it share a node.
 """
 
+from dataclasses import replace
+
 from infersim.models.architecture import MLP, Layer, Linear, Model, MoE, counted
 
 from .attention import attention_operators
@@ -36,7 +38,10 @@ def forward_pass(placement: Placement) -> list[Operator]:
     operators += _sends(shape, node_size(placement.hardware))
     norm_params = model.other_params - sum(linear.num_params for linear in projections)
     operators.append(shape.norm("final_norm", norm_params, 1))
-    return operators + _head(model, shape)
+    # every rank samples: the hidden states of all
+    context = placement.parallelism.prefill_context
+    operators += shape.collective("all_gather", 1, context, h * context, apart=placement.parallelism.tensor)
+    return [op if op.shared else replace(op, split=context) for op in operators] + _head(model, shape)
 
 
 def _sends(shape: Pass, node: int) -> list[Operator]:
@@ -81,8 +86,8 @@ def _moe(whole_layer: Layer, layer: Layer, shape: Pass, count: int) -> list[Oper
     """Router, shared experts on the rank's own tokens, routed ones on those of all ranks that share them.
 
     Under tensor parallelism alone all ranks have all tokens and add up what their experts gave in the layer's
-    all-reduce; with data-parallel attention tokens travel to their experts' ranks and back (all-to-all), or where
-    experts are cut rather than dealt out all tokens to all ranks.
+    all-reduce; with data-parallel attention, or prompts divided among ranks, tokens travel to their experts' ranks and
+    back (all-to-all), or where experts are cut rather than dealt out all tokens to all ranks.
     """
     whole, moe = whole_layer.mlp, layer.mlp
     assert isinstance(whole, MoE) and isinstance(moe, MoE)
@@ -116,9 +121,9 @@ def _moe(whole_layer: Layer, layer: Layer, shape: Pass, count: int) -> list[Oper
         unpack={"experts": matrices, "expert_tokens": matrices / UNPACKED_FOR} if kernel.dequantised else {},
         routing=routing,
         shape={"hidden": h, "inter": down.inputs, "quantised": kernel.activation_bytes},
-        shared=parallelism.attention_data > 1,
+        shared=parallelism.token_ranks > 1,
     )  # fmt: skip
-    if parallelism.attention_data == 1:
+    if parallelism.token_ranks == 1:
         return [*operators, experts, *shape.all_reduce(count)]
     there, back = _exchange(shape, whole, kernel, h, count)
     return [*operators, *there, experts, *back, *shape.all_reduce(count if moe.shared else 0)]
@@ -131,10 +136,10 @@ FP8_SENT = 1 + 4 / 128
 def _exchange(shape: Pass, moe: MoE, kernel: Kernel, h: int, count: int) -> tuple[list[Operator], list[Operator]]:
     """Tokens on their way to the experts of other data-parallel ranks, and back (parallelism.all2all_backend)."""
     parallelism, k = shape.parallelism, moe.num_experts_per_token
-    ranks, backend = parallelism.tensor * parallelism.attention_data, parallelism.all2all_backend
+    ranks, backend = parallelism.tensor * parallelism.token_ranks, parallelism.all2all_backend
     if parallelism.expert == 1 or backend == "allgather_reducescatter":
         return tuple(
-            shape.collective(kind, count, parallelism.attention_data, h, shared=True, apart=parallelism.tensor)
+            shape.collective(kind, count, parallelism.token_ranks, h, shared=True, apart=parallelism.tensor)
             for kind in ("all_gather", "reduce_scatter")
         )  # type: ignore[return-value]
     if backend == "deepep_low_latency":

@@ -90,10 +90,10 @@ def add_time(split: np.ndarray, operator: Operator, rate: Rate, sums: Sums) -> N
 
     The sums are numbers or arrays of split's leading shape; those of an attention operator are its window's.
     """
+    sums, count = operator.routed(sums), operator.count
     if rate.collective:
         split[..., COLLECTIVES] += operator.count * rate.collective.seconds(evaluate(operator.message, sums))
         return
-    sums, count = operator.routed(sums), operator.count
     weights = rate.per_byte * evaluate(operator.weights, sums)
     kv = rate.per_byte * evaluate(operator.kv, sums)
     activations, compute, serial = _law(operator, rate, sums)

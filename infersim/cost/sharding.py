@@ -11,6 +11,8 @@ Names of the same thing elsewhere:
     moe_tensor      what is left of them         --tp / --ep          moe_tensor_parallel_size     moe_tp_size
     context         --decode-context-parallel-   -                    (cp_config)                  -
                     size
+    prefill_context --prefill-context-parallel-  --attn-cp-size       -                            -
+                    size
 
 *  with data-parallel attention, whose ranks are taken from --tp: tensor is what is left of it.
 ** --enable-dp-attention; --dp alone makes whole copies, which are cluster.replicas here.
@@ -141,6 +143,8 @@ def _indivisible(placement: Placement) -> list[str]:
         )
     if parallelism.context > 1:
         found += _context_problems(model, parallelism)
+    if parallelism.prefill_context > 1 and any(layer.attention.kind != "mla" for layer in layers):
+        found.append(f"parallelism.prefill_context: vLLM has it for MLA models alone; must be 1 for {model.name}")
     return found
 
 

@@ -165,10 +165,12 @@ def sum_operators(placement: Placement, engine: ResolvedEngine) -> StepCost:
         kernels_in_all += operator.count * launches(operator)
         if operator.shared and shared is not None:
             add_time(shared, operator, speed, {"step": 1.0, "tokens": tokens * parallelism.attention_data})
+        elif operator.shared:  # by all ranks that divide the step's tokens
+            add_time(linear, operator, speed, {"step": 1.0, "tokens": tokens})
         elif operator.per == "tokens":
             alone: Any = slice(None)
             if operator.name == "norm" and parallelism.tensor > 1 and engine.fuse_allreduce_rms:
-                alone = tokens * model.hidden_size * placement.activation_bytes > FUSED_BYTES
+                alone = tokens / operator.split * model.hidden_size * placement.activation_bytes > FUSED_BYTES
             own = linear[alone]
             add_time(own, operator, speed, {"step": 1.0, "tokens": tokens[alone]})
             linear[alone] = own
@@ -221,7 +223,7 @@ def _add_attention(rows: dict[tuple[int, str], Any], operator: Operator, speed: 
     row["window"] = operator.window
     phase, keys = ("decode", "decode_keys") if operator.per == "decodes" else ("prefill", "prefill_keys")
     queries, pairs = operator.per, PAIRS[operator.per]
-    count, flops = operator.count, operator.flops
+    count, flops, split = operator.count, operator.flops, 1 if phase == "decode" else operator.split
     kv = count * speed.per_byte * operator.kv.get(keys, 0.0)
     activations = count * speed.per_byte * operator.activations.get(queries, 0.0)
     compute = count * speed.per_flop * flops.get(pairs, 0.0)
@@ -233,11 +235,12 @@ def _add_attention(rows: dict[tuple[int, str], Any], operator: Operator, speed: 
         law = attention_law(operator, speed)
         activations, compute = count * law.activations, count * law.pair
         if phase == "prefill":
-            row["prefill_query"] += count * law.query
-            row["prefill_tile"] += count * law.tile
+            row["prefill_query"] += count * law.query / split
+            row["prefill_tile"] += count * law.tile / split
+    row["decode_ranks"] = operator.split
     row[f"{phase}_kv"] += kv
-    row[f"{phase}_activations"] += activations
-    row[f"{phase}_compute"] += compute
+    row[f"{phase}_activations"] += activations / split
+    row[f"{phase}_compute"] += compute / split
     row[f"{phase}_fixed"] += count * speed.fixed
     row[f"{phase}_softness"] = speed.softness
     if operator.shape and speed.shares.correction:
@@ -253,6 +256,7 @@ def _grid(operator: Operator, speed: Rate, phase: str) -> tuple[np.ndarray, np.n
     assert speed.shares.correction is not None
     (first, last, _), (low, high, _) = (speed.shares.correction.axes[name] for name in ("work", "keys"))
     unit = attention_coordinates(phase, speed.hardware, 1.0, 1.0, **operator.shape)["work"]
+    whole, operator = np.log2(operator.split), replace(operator, split=1)
     works, keys = np.linspace(first, last, CORRECTION[0]) - unit, np.linspace(low, high, CORRECTION[1])
     queries, means = np.meshgrid(exp2(works), exp2(keys), indexing="ij")
     sums = {"step": 1.0, operator.per: queries, PAIRS[operator.per]: queries * means}
@@ -264,7 +268,7 @@ def _grid(operator: Operator, speed: Rate, phase: str) -> tuple[np.ndarray, np.n
     uncorrected = replace(speed, shares=speed.shares.model_copy(update={"correction": None}))
     add_time(plain, replace(operator, count=1), uncorrected, sums)
     steps = [(CORRECTION[0] - 1) / max(last - first, 1.0), (CORRECTION[1] - 1) / max(high - low, 1.0)]
-    return np.array([first - unit, steps[0], low, steps[1]]), np.log(split.sum(-1) / plain.sum(-1))
+    return np.array([first - unit + whole, steps[0], low, steps[1]]), np.log(split.sum(-1) / plain.sum(-1))
 
 
 def provenance(placement: Placement) -> list[dict[str, str | float]]:

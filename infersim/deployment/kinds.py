@@ -36,7 +36,8 @@ def deployments_of(scenario: Scenario) -> list[tuple[Deployment, Kind | EncodePo
         same = served.index(name)
         taken = [short(each)[1:-1] for each in own if each in served or owners.setdefault(each, name) != name]
         check(
-            **about, where=where, model=deployment.model, hardware=deployment.hardware, first=kinds[0][0].model,
+            **about, where=where, parallelism=deployment.parallelism, model=deployment.model,
+            hardware=deployment.hardware, first=kinds[0][0].model,
             served=name, namesake=kinds[same][0].model, adapters=own, namesakes_adapters=lora[same], taken=taken,
             asked_load=(kind.engine or scenario.engine).kv_offloading_load is not None,
             offloads=deployment.engine.kv_offloading_size > 0, first_kv=store[0], kv_width=_kv(deployment)[1],
@@ -92,7 +93,7 @@ def encoder_of(scenario: Scenario) -> EncoderDeployment:
 
 def _kv(deployment: Deployment) -> tuple[Model, float]:
     """What a store keeps of it: the model's KV, and bytes per token."""
-    gpus = deployment.parallelism.num_gpus // deployment.parallelism.attention_data
+    gpus = deployment.parallelism.kv_gpus
     return deployment.model, deployment.memory.block_bytes * gpus / deployment.memory.block_size
 
 

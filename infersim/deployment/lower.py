@@ -215,7 +215,7 @@ class Deployment:
         engine, size = self.engine, self.memory.block_bytes
         if engine.kv_offloading_size == 0:
             return {}
-        gpus = self.parallelism.num_gpus // self.parallelism.attention_data
+        gpus = self.parallelism.kv_gpus
         room = (engine.kv_offloading_size, engine.kv_offloading_disk_size)
         disk = size * gpus / engine.kv_offloading_disk_bandwidth if engine.kv_offloading_disk_bandwidth else 0.0
         return {

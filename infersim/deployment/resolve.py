@@ -127,9 +127,13 @@ def _deploy(
     if resolved.cuda_graph_sizes == "sglang" and resolved.max_cudagraph_capture_size is None:
         graph = min(resolved.max_num_seqs, largest_graph(hardware.memory_usable, parallelism))
         resolved = replace(resolved, max_cudagraph_capture_size=graph)
-    if parallelism.all2all_backend == "deepep_high_throughput" and resolved.origin["enforce_eager"] != "user":
-        origin = {**resolved.origin, "enforce_eager": "DeepEP's high-throughput kernels wait for the CPU"}
-        resolved = replace(resolved, enforce_eager=True, origin=origin)
+    sparse = any(layer.attention.has_indexer for layer in model.layers)
+    eager = {
+        "DeepEP's high-throughput kernels wait for the CPU": parallelism.all2all_backend == "deepep_high_throughput",
+        "prompts of sparse attention are divided": sparse and parallelism.prefill_context > 1,
+    }
+    for why in (why for why, holds in eager.items() if holds and resolved.origin["enforce_eager"] != "user"):
+        resolved = replace(resolved, enforce_eager=True, origin={**resolved.origin, "enforce_eager": why})
     hardware = with_kernels_of(hardware, resolved.engine)
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
     placement = Placement(model, hardware, precision, parallelism)
@@ -142,6 +146,7 @@ def _deploy(
     windows = {group.window for group in memory.kv_groups} - {0}
     several = [(group.window, group.tables) for group in memory.kv_groups] != [(0, 1)]
     facts = {"user": engine, "parallelism": parallelism, "speculation": speculation, "early_exit": early_exit}
+    facts |= {"lora": lora, "sparse": sparse}
     facts |= {"windows": windows, "recurrent": 1 in windows, "several_groups": several}
     check(**vars(resolved), **facts)
     if windows and resolved.allocator == "paged" and resolved.reserve in AT_ONCE:
@@ -163,7 +168,7 @@ def _deploy(
         slot = adapter_bytes(placement, lora.slot_rank)
         memory = with_adapters(memory, lora.max_loras * slot, resolved.num_gpu_blocks_override)
         resolved = _shortened(resolved, memory, "beside the adapters")
-    gpus = parallelism.num_gpus // parallelism.attention_data
+    gpus = parallelism.kv_gpus
     check(**vars(resolved), block_bytes=memory.block_bytes, block_of_all=memory.block_bytes * gpus)
     return Deployment(placement, resolved, memory, speculation, early_exit, lora)
 

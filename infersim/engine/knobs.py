@@ -275,6 +275,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("has_async_scheduling", bool, "vLLM's asynchronous scheduling as it decides since 0.15", True, user=False),
     Knob("has_draft_models", bool, "vLLM's draft models (V1's came after 0.11)", True, user=False),
     Knob("has_watermark", bool, "vLLM's `watermark` (since 0.24)", True, user=False),
+    Knob("has_prefill_context", bool, "and its prefill_context_parallel_size (0.32)", False, user=False),
     Knob("has_drafts_by_batch", bool, "and its num_speculative_tokens_per_batch_size (since 0.24)", True, user=False),
     Knob("skips_behind_victim", bool,
          "whoever runs behind an urgent request that preempted one before it, which had nothing to do, is left out of"

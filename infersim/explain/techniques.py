@@ -33,6 +33,7 @@ TECHNIQUES = (
     Technique("parallelism.attention_data", "data-parallel attention", FEWER_BYTES, "KV", True),
     Technique("parallelism.expert", "expert parallelism", FEWER_BYTES, "weights", True),
     Technique("parallelism.context", "context parallelism", FEWER_BYTES, "KV", True),
+    Technique("parallelism.prefill_context", "prefill context parallelism", NEITHER, "compute", True),
     *(Technique(f"engine.{knob.name}", *knob.technique, True) for knob in KNOBS if knob.technique and knob.user),
     Technique(TILED, "tiled attention", FEWER_BYTES, "activations", True),
     Technique("engine.preset", "engine version", NEITHER, "host", True),

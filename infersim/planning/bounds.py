@@ -88,7 +88,8 @@ def bounds_of(scenario: Scenario, lengths: Lengths) -> Bounds:
         return Bounds(deployment, {}, ANY_RATE)
     operators = forward_pass(deployment.placement)
     shorter = lengths.longest > deployment.engine.max_model_len
-    if scenario.speculation or scenario.early_exit or deployment.engine.jump_forward_share or shorter:
+    divided = deployment.parallelism.prefill_context > 1  # whose ranks have as much to do only on average
+    if scenario.speculation or scenario.early_exit or deployment.engine.jump_forward_share or shorter or divided:
         return Bounds(deployment, {}, ANY_RATE)
     latency = _latency(scenario, deployment, operators, lengths)
     return Bounds(deployment, latency, _rate(deployment, operators, lengths))

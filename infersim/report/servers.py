@@ -90,10 +90,11 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
         ("--pipeline-parallel-size", parallel.pipeline),
         ("--data-parallel-size", parallel.attention_data),
         ("--decode-context-parallel-size", parallel.context),
+        ("--prefill-context-parallel-size", parallel.prefill_context),
     ):
         words += [flag, str(value)] if value > 1 else []
     words += ["--enable-expert-parallel"] if parallel.expert > 1 else []
-    if parallel.expert > 1 and parallel.attention_data > 1:
+    if parallel.expert > 1 and parallel.token_ranks > 1:
         words += ["--all2all-backend", parallel.all2all_backend]
     words += ["--enable-dbo"] * parallel.enable_dbo
     if parallel.num_redundant_experts:

@@ -366,7 +366,7 @@ def plan_section(document: dict[str, Any]) -> dict[str, Any]:
     return {"head": head, "rows": rows, "note": note}
 
 
-PARALLEL = ("tensor", "pipeline", "attention_data", "expert", "context")
+PARALLEL = ("tensor", "pipeline", "attention_data", "expert", "context", "prefill_context")
 
 
 def _deployment(answer: dict[str, Any]) -> str:

@@ -124,10 +124,12 @@ def add_drafts(sums, attention, num_kinds, tokens):
 
 # --- attention --------------------------------------------------------------------------------------------------------
 def decode_demand(row, s):
-    """Of decodes, verified drafts included: seconds of moving keys and values, of moving activations, of computing."""
-    kv = row.decode_kv * s.decode_keys
-    activations = row.decode_activations * (s.num_decodes + s.more_queries)
-    return kv, activations, row.decode_compute * (s.decode_keys + s.more_pairs)
+    """Of decodes, verified drafts included: seconds of moving keys and values, of moving activations, of computing; of
+    the rank that has most of them."""
+    share = np.ceil(s.num_decodes / row.decode_ranks) / s.num_decodes if row.decode_ranks > 1.0 else 1.0
+    kv = share * row.decode_kv * s.decode_keys
+    activations = share * row.decode_activations * (s.num_decodes + s.more_queries)
+    return kv, activations, share * row.decode_compute * (s.decode_keys + s.more_pairs)
 
 
 def prefill_demand(row, s):

@@ -200,6 +200,7 @@ ATTENTION_PRICE = np.dtype(
         ("decode_kv", "f8"),  # s per visible decode key (KV bytes at achieved bandwidth)
         ("decode_activations", "f8"),  # s per decoding sequence
         ("decode_compute", "f8"),  # s per visible decode key (FLOPs at achieved rate)
+        ("decode_ranks", "f8"),  # among which decodes are dealt out, each whole on one; below 2: they are not
         ("decode_fixed", "f8"),  # s per step that has a decode
         ("decode_softness", "f8"),
         ("decode_axes", "f8", (4,)),  # first knot over work, knots per unit of it, and the same over keys
