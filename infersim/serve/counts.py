@@ -32,14 +32,20 @@ class Histogram:
         self._bounds = np.array(bounds, "f8")
         self.counts = np.zeros(len(bounds) + 1, "i8")
         self.sum = 0.0
+        self.written: dict[tuple[str, str], str] = {}
+        """its lines of /metrics, by name and labels, as long as nothing is added"""
 
     def add(self, values: np.ndarray) -> None:
         """Several values at once."""
+        if not len(values):
+            return
+        self.written.clear()
         self.counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self.counts))
         self.sum += float(values.sum())
 
     def add_one(self, value: float) -> None:
         """One value."""
+        self.written.clear()
         self.counts[np.searchsorted(self._bounds, value)] += 1
         self.sum += value
 
@@ -103,7 +109,7 @@ class Counts:
         self.chunks += len(new)
         self.histograms["inter_token_latency_seconds"].add(since[~begun])
         self.histograms["time_to_first_token_seconds"].add(since[begun])
-        self.histograms["iteration_tokens_total"].add(np.diff(scheduled, prepend=self._scheduled))
+        self.histograms["iteration_tokens_total"].add(np.diff((self._scheduled, *scheduled)))
         self._scheduled = scheduled[-1]
 
     def moved(self, seconds: float, size: float, tokens: int) -> None:

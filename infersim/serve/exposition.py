@@ -217,8 +217,10 @@ def _histograms(lines: list[str], live: Live, heads: dict[int, str], engine: str
         lines.append(f"# HELP {full} Histogram of {source_name}.\n# TYPE {full} histogram\n")
         for r, head in heads.items():
             h = live.counts[r].histograms[source_name]
-            running = h.counts.cumsum().tolist()
-            lines.append(_buckets(full, head, h.bounds) % (*running, running[-1], h.sum))
+            if (full, head) not in h.written:
+                running = h.counts.cumsum().tolist()
+                h.written[full, head] = _buckets(full, head, h.bounds) % (*running, running[-1], h.sum)
+            lines.append(h.written[full, head])
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@
 
 Streams are spread over the replicas, each slowed by `factor` so that a stream has about 40 tokens/s; they begin one
 after another in the first third of the time. Each process has a core of its own where there are two. Lateness is the
-server's own figure; the client's share of the CPU stands beside it.
+server's own figure; the client's share of the CPU stands beside it. Meanwhile another process reads /metrics.
 """
 
 import argparse
@@ -21,6 +21,25 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from endpoint import endpoint
+
+SCRAPE = """
+import http.client, sys, time
+port, seconds, took, running = int(sys.argv[1]), float(sys.argv[2]), [], 0.0
+one = http.client.HTTPConnection("127.0.0.1", port)
+time.sleep(seconds * 0.4)
+for _ in range(int(seconds * 0.5 / 0.05)):
+    time.sleep(0.05)
+    began = time.perf_counter()
+    one.request("GET", "/metrics")
+    page = one.getresponse().read()
+    took.append((time.perf_counter() - began) * 1e3)
+    lines = [line for line in page.decode().splitlines() if ":num_requests_running{" in line]
+    running = max(running, sum(float(line.split()[-1]) for line in lines))
+took.sort()
+print(f"/metrics, every 50 ms: {took[len(took) // 2]:.2f} ms (p50), {took[len(took) * 9 // 10]:.2f} ms (p90), of"
+      f" {len(lines)} replicas with {running:.0f} running requests")
+"""
+"""what a router does meanwhile, in a process of its own"""
 
 
 def ask(port: int, path: str, body: dict | None = None) -> bytes:
@@ -63,20 +82,16 @@ def main() -> None:
         print(f"start-up {time.perf_counter() - started:.2f} s")
         for replica in range(given.replicas):
             ask(port, "/simulate/slow", {"replica": replica, "factor": given.factor})
+        scraping = subprocess.Popen([sys.executable, "-c", SCRAPE, str(port), str(given.seconds)])
         before = resource.getrusage(resource.RUSAGE_SELF)
         chunks = asyncio.run(load(port, given.streams, given.seconds)) * 6 / 5  # of a third, half the streams are there
         after = resource.getrusage(resource.RUSAGE_SELF)
         mine = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         state = json.loads(ask(port, "/simulate/state"))
-        scrapes = []
-        for _ in range(20):
-            started = time.perf_counter()
-            ask(port, "/metrics")
-            scrapes.append(time.perf_counter() - started)
         print(f"{chunks / given.seconds:,.0f} tokens/s, {chunks / given.seconds / given.streams:.1f} of each stream")
         print(f"lateness {state['lateness']}")
         print(f"the client took {mine / given.seconds:.2f} of a core; load average {os.getloadavg()[0]:.1f}")
-        print(f"/metrics of {given.replicas} replicas: {sorted(scrapes)[10] * 1e3:.2f} ms")
+        scraping.wait(30)
         server.terminate()
         server.wait(30)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
