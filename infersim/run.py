@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from .engine.fleet import Fleet, NoProgress
 from .engine.replica import ReplicaSpec
 from .engine.streaming import stream
 from .interrupt import uninterrupted
+from .metrics.overload import CLEAR, SIZES, completion_rate, overloaded
 from .metrics.replicas import Replicas
 from .metrics.result import Ran, Result, select
 from .metrics.verdict import judge
@@ -74,7 +76,7 @@ def run_until_decided(
     scenario: Scenario, progress: Progress | None = None, save_detailed: bool = False
 ) -> list[Result]:
     """`run`, with as many more requests as it takes until no replication is too short to tell whether the system keeps
-    up; or with MOST_REQUESTS. InputError for a workload that is not drawn, or rises to its end."""
+    up, or to be in balance; or with MOST_REQUESTS. InputError for a workload that is not drawn, or rises to its end."""
     if scenario.workload.trace is not None:
         raise InputError("--until-decided: this workload is a recording; must be drawn, with input_tokens")
     if scenario.workload.ramp_up:
@@ -350,7 +352,20 @@ def result_of(
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
         interrupted=served.interrupted,
+        overload=partial(completes_overloaded, scenario),
     )
+
+
+def completes_overloaded(scenario: Scenario) -> tuple[float, float] | None:
+    """metrics.overload.completion_rate of the scenario: None where an overload does not tell."""
+    found = None
+    for size in SIZES:
+        if (more := overloaded(scenario, size)) is None:
+            break
+        found = completion_rate(run(more)[0])
+        if found and found[1] - found[0] < 2 * CLEAR * found[0]:
+            break
+    return found
 
 
 def _role(scenario: Scenario, kind: Kind | EncodePool) -> Literal["serve", "prefill", "decode", "encode"]:

@@ -20,7 +20,7 @@ from infersim.metrics.verdict import (
     judge_flow,
     per_second,
 )
-from infersim.run import run
+from infersim.run import completes_overloaded, run
 
 SEEDS = range(40)
 
@@ -247,6 +247,38 @@ def test_a_backlog_that_an_autoscaler_may_still_cure_is_not_saturated():
     assert "more replicas may be started" in short.reason
     assert said(8, 24_000).state == STABLE
     assert said(2, 24_000).state == SATURATED
+
+
+ONE_BY_ONE = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": {"max_num_seqs": 1}}
+
+
+@pytest.mark.parametrize(("load", "state"), [(0.6, STABLE), (0.9, STABLE), (1.1, SATURATED), (2.0, SATURATED)])
+def test_an_overload_tells_what_so_few_requests_do_not(load, state):
+    """One at a time: it completes one request per mean running time, whatever waits."""
+    lengths = {"input_tokens": 500, "output_tokens": 50, "num_requests": 60}
+    built = build_scenario(ONE_BY_ONE | {"workload": lengths | {"request_rate": 1}}, "test")
+    r = run(built)[0].requests
+    rate = 1 / float((r["last_token"] - r["scheduled"]).mean())
+    low, high = completes_overloaded(built)
+    assert low <= 1.01 * rate
+    assert high >= 0.99 * rate
+    rated = build_scenario(ONE_BY_ONE | {"workload": lengths | {"request_rate": load * rate}}, "test")
+    verdict = judge(run(rated)[0])
+    assert verdict.state == state
+    assert not verdict.in_balance
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"workload": {"turns": 2}}, {"workload": {"timeout": 9}}, {"workload": {"curve": [[0, 1], [9, 2]]}},
+     {"workload": {"tenants": {"a": {}, "b": {}}}}, {"engine": {"scheduling_policy": "shortest-first"}},
+     {"cluster": {"autoscaler": {"target": 20, "max": 8}}}, {"cluster": {"replicas": 2, "router": "least-kv"}}],
+)  # fmt: skip
+def test_what_an_overload_serves_otherwise_is_not_asked_of_one(parts):
+    lengths = {"input_tokens": 500, "output_tokens": 50, "num_requests": 60, "request_rate": 5}
+    load = {"workload": lengths | parts.get("workload", {})}
+    built = build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm"} | parts | load, "test")
+    assert completes_overloaded(built) is None
 
 
 @pytest.mark.slow

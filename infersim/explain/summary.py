@@ -76,7 +76,7 @@ def _slo(
     results: list[Result], measured: list[dict[str, float | None]], metrics: dict, verdict: Verdict
 ) -> dict[str, Any] | None:
     """Each limit with the value that is held against it. Met only by a system that keeps up and serves everything; None
-    if the limits hold in a run that is too short to tell whether it does."""
+    if the limits hold in a run that is too short to tell whether they go on to."""
     slo = results[0].scenario.slo
     if not slo.limits and not slo.request_limits:
         return None
@@ -85,7 +85,8 @@ def _slo(
         value = metrics[name.replace("p50_", "median_")]
         limits.append({"name": name, "limit": limit, "value": value, "met": value is not None and value <= limit})
     held = all(limit["met"] for limit in limits)
-    met = None if held and verdict.state == TOO_SHORT else held and verdict.state == STABLE
+    short = verdict.state in (STABLE, TOO_SHORT) and not verdict.in_balance
+    met = None if held and short else held and verdict.state == STABLE
     shares = [_goodput_share(result, own) for result, own in zip(results, measured, strict=True)]
     known = [share for share in shares if share is not None]
     return {"met": met, "limits": limits, "goodput_share": fmean(known) if len(known) == len(shares) else None}

@@ -1,5 +1,6 @@
 """What one run leaves behind: a record per request, the engine's own sums, and what they rest on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,6 +104,13 @@ class Result:
     itl_offsets: np.ndarray | None = None
     """i8[n]: where each request's gaps begin"""
     interrupted: bool = False
+    overload: Callable[[], tuple[float, float] | None] | None = None
+
+    @cached_property
+    def completes(self) -> tuple[float, float] | None:
+        """[low, high] of the requests/s that are completed when far more arrive (metrics.overload): None if unknown.
+        Simulated when it is asked for."""
+        return self.overload() if self.overload and not self.interrupted else None
 
     @property
     def engine(self) -> "ResolvedEngine":

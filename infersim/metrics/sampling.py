@@ -19,7 +19,8 @@ def intervals(result: Result, verdict: Verdict) -> dict[str, list[float | None]]
     runs, as far as chance goes: high None where the run does not bound it.
 
     None of a system that does not keep up, whose percentiles a longer run would not keep, and of a burst, which has no
-    chance in time. Where a run is too short to tell whether it keeps up, nothing bounds them above.
+    chance in time. Where a run is too short to tell whether it keeps up, or to be in balance, nothing
+    bounds them above.
     """
     load = result.scenario.workload
     closed = load.users or load.max_concurrency
@@ -36,7 +37,7 @@ def intervals(result: Result, verdict: Verdict) -> dict[str, list[float | None]]
             found[f"mean_{metric}_ms"] = list(pair)
         for name, limits in zip(PERCENTILES, percentile_intervals(ms, P_SHARES), strict=False):
             found[f"{name}_{metric}_ms"] = limits
-    if verdict.state == TOO_SHORT:
+    if not verdict.in_balance:
         found = {name: [low, None] for name, (low, _) in found.items()}
     return found or None
 

@@ -21,6 +21,7 @@ MEANS, RETURNS = 50, -4.0  # intervals of the test that the number in the system
 PATIENCE = 8  # looks of an autoscaler and starts of a replica: sooner, more may come
 LEAST = 100  # requests in the window: fewer are too short for the tests, but not to see a queue that drains slowly
 TURNED_AWAY = 0.01  # share of what arrives that may be refused, time out or be lost
+BEYOND = 1.03  # times the rate that an overload completes: nearer it tells nothing
 TOO_LONG = (PROMPT_TOO_LONG, OVER_MAX_MODEL_LEN)
 STATES = ("rejected", "saturated", "too short to tell", "stable")
 """worst first"""
@@ -32,7 +33,8 @@ class Verdict:
     """What one run says.
 
     state: one of STATES, rejected if no request could be served; backlog_per_s: growth of the backlog, requests/s, 0
-    unless saturated; reason: a sentence; needed_requests: about so many would decide, None where that is decided.
+    unless saturated; reason: a sentence; needed_requests: about so many would decide, or bring a stable system into
+    balance; None where neither is open.
     """
 
     state: str
@@ -41,6 +43,11 @@ class Verdict:
     needed_requests: int | None = None
     burst: bool = False
     """everything arrived at once: there is no rate to keep up with"""
+
+    @property
+    def in_balance(self) -> bool:
+        """Whether a longer run would have the same latencies."""
+        return self.state == STABLE and self.needed_requests is None
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,8 @@ def judge(result: Result) -> Verdict:
     verdict = judge_flow(flow)
     if verdict.state != STABLE and "autoscalers" in result.route:
         verdict = _after_scaling(result, flow, verdict)
+    if verdict.state == TOO_SHORT and not verdict.burst and result.completes and load.request_rate:
+        verdict = _by_overload(flow, verdict, load.request_rate, result.completes)
     if verdict.needed_requests and load.ramp_up:
         reason = (
             f"{verdict.reason.rpartition(';')[0]}; the rate rises to the end, so that no number of requests would tell"
@@ -124,6 +133,24 @@ def judge(result: Result) -> Verdict:
             verdict, state=TOO_SHORT, reason=_too_short("one arrival is no rate", needed), needed_requests=needed
         )
     return verdict
+
+
+def _by_overload(flow: Flow, verdict: Verdict, rate: float, completes: tuple[float, float]) -> Verdict:
+    """What an overload of the same deployment says of a run that is too short to tell by itself. Saturated only if the
+    run does not speak against it: more requests at once may keep each other from what a few do not."""
+    low, high = completes
+    rates = verdict.reason.rpartition(";")[0]
+    first, until = float(flow.arrival[0]), min(flow.until, float(flow.arrival[-1]))
+    grown = float(_growth(flow.arrival + flow.unloaded, flow.ended, first, until).sum())
+    if rate > BEYOND * high and grown > 0.0:
+        return Verdict(SATURATED, rate - high, f"{rates}; at most {per_second(high)} when more wait")
+    if rate * BEYOND >= low:
+        return verdict
+    rates, needed = f"{rates}; at least {per_second(low)} when more wait", None
+    if (longer := _lacks(flow, first, until)) > 1.0:
+        needed = _round(len(flow.arrival) * min(longer, 10.0))
+        rates += f"; latencies are those of a start: about {needed:,} requests would show others"
+    return Verdict(STABLE, 0.0, rates, needed)
 
 
 def _after_scaling(result: Result, flow: Flow, verdict: Verdict) -> Verdict:
@@ -226,9 +253,9 @@ def judge_flow(flow: Flow) -> Verdict:
     if refused:
         rates += f", {refused:.1%} are refused, time out or are lost"
     rates += f", in {window:,.0f} s{at_most}" if window >= 10 else f", in {window:.3g} s{at_most}"
-    residence, relaxation = _relaxation(flow, start, until)
+    residence, _ = _relaxation(flow, start, until)
     enough = inside.sum() >= LEAST
-    settled = enough and window / 2 >= RELAXATIONS * relaxation
+    settled = (longer := _lacks(flow, start, until)) <= 1.0
     # of requests that an empty system would have completed and this one has not: a batch that fills up is no excess
     excess = _growth(flow.arrival + flow.unloaded, flow.ended, start, until)
     grows = settled and _growing(excess, (flow.arrival <= until).sum() - (flow.ended <= until).sum())
@@ -244,11 +271,14 @@ def judge_flow(flow: Flow) -> Verdict:
         returns <= RETURNS or (not _rising(excess) and all(_empties(*queue, start, until) for queue in flow.queues))
     ):
         return Verdict(STABLE, 0.0, rates)
-    factor = max(
-        LEAST / max(inside.sum(), 1), 2 * RELAXATIONS * relaxation / window, (RETURNS / min(returns, -1.0)) ** 2
-    )
-    needed = _round(n * min(max(factor, 2.0), 10.0))
+    needed = _round(n * min(max(longer, (RETURNS / min(returns, -1.0)) ** 2, 2.0), 10.0))
     return Verdict(TOO_SHORT, 0.0, _too_short(rates, needed), needed)
+
+
+def _lacks(flow: Flow, start: float, until: float) -> float:
+    """How many times as long a run must be until a batch that fills up is over."""
+    inside = ((flow.arrival > start) & (flow.arrival <= until)).sum()
+    return max(LEAST / max(inside, 1), 2 * RELAXATIONS * _relaxation(flow, start, until)[1] / (until - start))
 
 
 def _too_short(why: str, needed: int) -> str:

@@ -245,8 +245,9 @@ def _engine_lifts(scenario: Scenario, result: Result, ran: Ran) -> Iterator[Lift
     if int(rows["peak_running"].max()) >= places * NEAR_LIMIT:
         twice["max_num_seqs"] = {"max_num_seqs": 2 * now.max_num_seqs, **same}
     twice["max_num_batched_tokens"] = {"max_num_batched_tokens": 2 * now.max_num_batched_tokens, **same}
-    times = ("host_request_time", "host_token_time")
-    busy = now.host_request_time * len(requests) + now.host_token_time * float(requests["num_output_tokens"].sum())
+    times = {"host_request_time": len(requests), "host_token_time": int(requests["num_output_tokens"].sum()),
+             "host_prompt_token_time": int(requests["prompt_tokens"].sum())}  # fmt: skip
+    busy = sum(getattr(now, name) * count for name, count in times.items())
     if busy > NOTABLE * result.end_time * len(_numbers(ran)):
         twice["api_server"] = {name: getattr(now, name) / 2 for name in times}
     for name, update in twice.items():
