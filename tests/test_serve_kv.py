@@ -241,6 +241,15 @@ def test_adapters_and_salts_are_extra_keys():
     assert event["token_ids"] == [1] * 32
 
 
+def test_a_router_may_choose_the_data_parallel_rank():
+    with Served(scenario(parallelism={"attention_data": 2})) as served:
+        body = {"prompt": "a", "max_tokens": 2}
+        for rank in ("1", "1", "0", "x", "1"):
+            assert served.ask("POST", "/v1/completions", body, {"X-data-parallel-rank": rank})[0] == 200
+        assert served.ask("POST", "/v1/completions", body, {"X-data-parallel-rank": "2"})[0] == 400
+        assert served.live.fleet.requests["rank"][[0, 1, 2, 4]].tolist() == [1, 1, 0, 1]
+
+
 def pools(prefill=1, decode=1, **transfer):
     link = {"bandwidth": "10 GB/s", "latency": "1 ms"} | transfer
     return {"prefill": {"replicas": prefill}, "decode": {"replicas": decode}, "transfer": link}

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from infersim import __version__
 
-from .ask import Ask
+from .ask import Ask, Outputs
 from .dialects import EmbeddingsReply, MessagesReply, ResponsesReply, from_embeddings, from_messages, from_responses
 from .exposition import exposition
 from .faults import Faults
@@ -36,6 +36,7 @@ class Endpoint:
         self.live, self.tokenizer, self.base_port = live, tokenizer, base_port
         self.longest = max(d.engine.max_model_len for d in live.deployments)
         self.ids = itertools.count(1)
+        self._outputs = Outputs(live.scenario)
         self.replies: dict[str, Reply] = {}
         self.gate = Gate(live)
         self.lifecycle = Lifecycle(live, self.gate, self.replies)
@@ -215,6 +216,8 @@ class Endpoint:
         self.faults.inject(headers.get("x-return-error"))
         given = clean_id(headers.get("x-request-id") or str(body.get("request_id") or ""))
         request_id = f"{kind}{SEPARATORS.get(kind, '-')}{given or next(self.ids)}"
+        if request_id in self.replies:  # two of the same name at one time
+            request_id += f"-{next(self.ids)}"
         ask = generation_of(body, chat, self.tokenizer, self.longest, request_id, headers.get("x-session-id", ""))
         replicas = self._replicas(request)
         names = {self.live.models[r] for r in replicas} | self.live.adapters.keys()
@@ -225,7 +228,14 @@ class Endpoint:
             raise ApiError(503, f"{MOST_LIVE} requests are being served", retry_after=1)
         came = await self.gate.enter(replicas, request.scope[CAME])
         reply = shape(self.live, ask, self.tokenizer)
-        self._submit(reply, self._asks(ask, came), replicas)
+        asks = self._asks(ask, came)
+        if (rank := headers.get("x-data-parallel-rank", "")).isdecimal():
+            ranks = min(int(self.live.fleet.knobs["ranks"][r]) for r in replicas)
+            if int(rank[:9]) >= ranks:
+                raise ApiError(400, f"X-data-parallel-rank must be from 0 to {ranks - 1} (got {rank[:20]})")
+            for _, one in asks:
+                one.rank = int(rank)
+        self._submit(reply, asks, replicas)
         self.replies[ask.id] = reply
         return Streamed(reply, self.leave) if ask.stream else await self._whole(reply, request)
 
@@ -291,8 +301,7 @@ class Endpoint:
         if ask.output_tokens is not None:
             output = min(ask.output_tokens, most)
         else:
-            exact = ask.ignore_eos or ask.min_tokens == most
-            output = self.live.output_tokens(most, ask.min_tokens, exact)
+            output = most if ask.ignore_eos or ask.min_tokens == most else self._outputs.draw(most, ask.min_tokens)
         held = came if self.gate.limit else None
         more = {"priority": ask.priority, "session": ask.session, "model": ask.model, "salt": ask.salt}
         more["base"] = self._base(ask.model)

@@ -7,6 +7,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from infersim.config.scenario import Scenario
+from infersim.workload.draws import generator
+from infersim.workload.lengths import draw_lengths
+
+CHUNK = 4096  # draws made at a time
+
 Push = Callable[[int, float, str | None], None]
 """n new tokens, due at a simulated time (s); "length" or "stop" with the last ones, "abort" if lost, else None"""
 Text = tuple[Sequence[int], Sequence[int]]
@@ -68,6 +74,8 @@ class Ask:
     base: str = ""
     """the model itself, or that of an adapter"""
     salt: str = ""
+    rank: int | None = None
+    """the data-parallel rank that is to serve it; None: ranks take turns"""
     hold: bool = False
     """its blocks are kept when it has ended"""
     pull: str | None = None
@@ -78,6 +86,23 @@ class Ask:
     """its row of the fleet, if it has one already"""
     draws: tuple[float, ...] = ()
     """what routers draw for it"""
+
+
+class Outputs:
+    """How many tokens the model generates: as the scenario's workload draws them."""
+
+    def __init__(self, scenario: Scenario):
+        self._lengths = scenario.workload.output_tokens
+        self._random = generator(scenario.simulation.seed, "output_tokens")
+        self._drawn: list[int] = []
+
+    def draw(self, most: int, least: int) -> int:
+        """At most so many, at least so many; `most` where the workload does not say."""
+        if self._lengths is None:
+            return most
+        if not self._drawn:
+            self._drawn = draw_lengths(self._lengths, CHUNK, self._random).tolist()[::-1]
+        return min(max(self._drawn.pop(), least, 1), most)
 
 
 class Watcher(Protocol):

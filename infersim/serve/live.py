@@ -20,8 +20,6 @@ from infersim.engine.compiled.state import ABORTED, COMPLETED, REJECTED
 from infersim.engine.fleet import Fleet
 from infersim.run import sites_of
 from infersim.workload.acceptance import acceptance_table
-from infersim.workload.draws import generator
-from infersim.workload.lengths import draw_lengths
 
 from .ask import NOTE, UNSEEN, Ask, Ids, Push, Row, Watcher
 from .clock import Clock
@@ -33,7 +31,6 @@ from .refused import refuse
 from .roster import Roster
 
 EVENTS = PREFILL_DONE | FINISHED | TURNED_AWAY
-CHUNK = 4096  # draws made at a time
 MANY = 10**9
 PATIENCE = 0.005  # wall s of catching up before sockets have their turn
 
@@ -88,8 +85,6 @@ class Live:
         """LoRA adapters that were loaded: name -> path; they cost no time and no memory here"""
         self.asleep = 0
         """sleep level of all replicas"""
-        self._outputs: list[int] = []
-        self._random = generator(scenario.simulation.seed, "output_tokens")
         self.events: Watcher | None = None
         """who tells what caches hold"""
         self.freed: Callable[[], None] = lambda: None
@@ -108,15 +103,6 @@ class Live:
             self._wake()
 
     # --- what clients do ----------------------------------------------------------------------------------------------
-
-    def output_tokens(self, most: int, least: int, exact: bool) -> int:
-        """Tokens that the model generates: `most`, or as many as the scenario's workload draws, at least `least`."""
-        load = self.scenario.workload
-        if exact or load.output_tokens is None:
-            return most
-        if not self._outputs:
-            self._outputs = draw_lengths(load.output_tokens, CHUNK, self._random).tolist()[::-1]
-        return min(max(self._outputs.pop(), least, 1), most)
 
     def ready(self, replica: int) -> bool:
         """Whether a replica takes requests now."""
@@ -165,6 +151,8 @@ class Live:
         else:
             self.door.look_up(ask, row)
             fleet.send(row, replica, self.until)
+            if ask.rank is not None:
+                fleet.requests["rank"][row] = ask.rank
         entry.text = (ask.names, ask.lengths) if self.door.store and not ask.hold else None
         if ask.came is not None:
             self.notes["came"][row] = ask.came
