@@ -181,6 +181,24 @@ def test_low_latency_exchange_takes_what_deepep_measured(ranks):
         assert seconds * 1e6 == pytest.approx(measured, rel=0.15 if ranks > 8 else 0.35)
 
 
+RDMA = {16: (43, 43), 32: (58, 57), 64: (51, 50)}
+
+
+@pytest.mark.parametrize("ranks", [8, *RDMA])
+def test_forwarded_exchange_takes_what_deepep_measured(ranks):
+    """DeepEP's README, normal kernels: H800, 4,096 tokens a rank, 4 groups, FP8 there and BF16 back; GB/s over NVLink
+    (153 and 158) or RDMA, of tokens once for each rank of a node, or each node, its own among them."""
+    parallelism = Parallelism(attention_data=ranks, expert=ranks, all2all_backend="deepep_high_throughput")
+    placement = Placement(load_model("DeepSeek-V3"), load_hardware("h800"), parallelism=parallelism)
+    places = ranks if ranks == 8 else min(ranks // 8, 4)
+    reached = places * (1 - (1 - 1 / places) ** 8)
+    found = [op for op in forward_pass(placement) if op.name == "forwarded_all_to_all"]
+    for op, gigabytes, width in zip(found, RDMA.get(ranks, (153, 158)), (1 + 4 / 128, 2), strict=True):
+        law = collective(placement.hardware, op.name, op.dtype, ranks, crossing=op.crossing)
+        seconds = float(law.seconds(op.message["tokens"] * 4096 * ranks))
+        assert seconds == pytest.approx(4096 * 7168 * width * reached / (gigabytes * 1e9), rel=0.17)
+
+
 def test_backends_of_the_exchange_move_what_they_say():
     """16 ranks, 8 experts a token: 6.4 ranks are reached, 8 experts, or all 16 ranks; FP8 is half as wide."""
 

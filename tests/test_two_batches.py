@@ -8,6 +8,7 @@ from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
 from infersim.config.precision import Precision
+from infersim.cost.batch import Part, step_time
 from infersim.cost.two_batches import LEAST_TOKENS, with_two_batches
 from infersim.deployment import deploy
 from infersim.engine.compiled.state import ATTENTION_PRICE, COLLECTIVES, COMPUTE, WEIGHTS
@@ -36,9 +37,37 @@ def test_the_longer_of_computation_and_exchange(sent):
     assert np.array_equal(cost.shared[few], priced(sent).shared[few])
 
 
+def test_sms_that_send_do_not_compute():
+    """20 of 132, as vLLM has it: what is computed takes 132 / 112 of its time, what is read does not."""
+    plain, slower = (with_two_batches(priced(0.001), 4, factor) for factor in (1.0, 132 / 112))
+    assert slower.shared[100, COMPUTE] == pytest.approx(plain.shared[100, COMPUTE] * 132 / 112)
+    assert np.array_equal(slower.linear, plain.linear)
+    assert np.array_equal(slower.shared[:LEAST_TOKENS], plain.shared[:LEAST_TOKENS])
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
+def test_it_gains_about_what_sglang_published(tokens):
+    """DeepSeek-V3 on 4 x 8 H100, prompts of 2,000 tokens: 52,300 tokens/s of a node, with 27 to 35 % gained (LMSYS,
+    2025-05, 96 H100). Within 20 % of the rate, and up to half as much again of the gain: what hides is not slowed."""
+    times = []
+    for dbo in (False, True):
+        parallelism = Parallelism(
+            attention_data=32,
+            expert=32,
+            all2all_backend="deepep_high_throughput",
+            enable_dbo=dbo,
+            num_redundant_experts=32,
+        )
+        engine = Engine(max_num_batched_tokens=16384, max_num_seqs=64, max_model_len=16384, gpu_memory_utilization=0.95)
+        deployment = deploy("DeepSeek-V3", load_hardware("h100-sxm"), Precision(), parallelism, engine)
+        times.append(step_time(deployment.step_cost(), [Part(0, 1024, tokens // 1024)]))
+    assert 0.27 < times[0] / times[1] - 1 < 1.5 * 0.35
+    assert 8 * tokens / times[1] == pytest.approx(52_300, rel=0.2)
+
+
 def test_it_pays_for_long_steps_and_not_for_short_ones():
-    """DeepSeek-V3 on 16 H200: of 4,096 tokens per GPU the exchange, half of the step, is hidden, and no step is shorter
-    than what it computes. With few tokens reading experts twice costs more than that hides."""
+    """DeepSeek-V3 on 16 H200: of 4,096 tokens per GPU the exchange is hidden, and no step is shorter than what it
+    computes. With few tokens reading experts twice costs more than that hides."""
     total = []
     for dbo in (False, True):
         parallelism = Parallelism(
@@ -48,7 +77,7 @@ def test_it_pays_for_long_steps_and_not_for_short_ones():
         cost = deploy("DeepSeek-V3", load_hardware("h200-sxm"), Precision(), parallelism, engine).step_cost()
         total.append(cost.linear.sum(-1) + cost.shared.sum(-1))
     few, many = ((total[0] / np.maximum(total[1], 1e-9) - 1)[n] for n in (40, 4096))
-    assert many > 0.2
+    assert many > 0.05
     assert 0 <= cost.shared[4096, COLLECTIVES] < 0.3 * cost.shared[4096].sum()
     assert few < 0
 

@@ -43,13 +43,13 @@ class Parallelism(Description):
     """how tokens reach the experts of other data-parallel ranks and come back (vLLM's option and default, which SGLang
     and TensorRT-LLM outside Grace-Blackwell share): all to all ranks, in 16 bits (vLLM from 0.16 on quantises first);
     flashinfer_nvlink_one_sided, once to each rank that has one of a token's experts; DeepEP's kernels: high_throughput
-    so too, in FP8 on the way there for FP8 experts, and in no CUDA graph; low_latency once for each of a token's
-    experts, in FP8 on the way there, straight over the network"""
+    so, over the network once to each node, in FP8 on the way there for FP8 experts, and in no CUDA graph; low_latency
+    once for each of a token's experts, in FP8 on the way there, straight over the network"""
     enable_dbo: bool = False
     """two-batch overlap (vLLM's dual batch overlap, SGLang's TBO): a step of 32 tokens or more runs as two halves, of
-    which one computes while the other's tokens are exchanged; weights are read twice. Attention hides nothing here,
-    kernels do not slow one another down: the most that it gains (SGLang: 27 to 35 % of prefill on 4 x 8 H100, here 50)
-    """
+    which one computes while the other's tokens are exchanged; weights are read twice, and 20 SMs send under DeepEP's
+    high_throughput. Attention hides nothing here, and kernels share the memory at no cost: the most that it gains
+    (SGLang: 27 to 35 % of prefill on 4 x 8 H100; here 31 to 50, by tokens of a step)"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

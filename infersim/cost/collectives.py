@@ -77,19 +77,24 @@ class Collective:
         return self.inside(size) + fixed + per_byte * size
 
 
-def collective(hardware: Hardware, kind: str, dtype: str, ranks: int, apart: int = 1) -> Collective:
+def collective(
+    hardware: Hardware, kind: str, dtype: str, ranks: int, apart: int = 1, crossing: float = 0.0
+) -> Collective:
     """The collective on this device's links; across nodes it has a part inside them and a part between.
 
-    Every `apart`-th device takes part: stages and data-parallel ranks have others between them. A low-latency
-    all-to-all (DeepEP) sends each part straight to its rank, over the links and the network at one time.
+    Every `apart`-th device takes part: stages and data-parallel ranks have others between them. DeepEP uses links and
+    network at one time: its low-latency all-to-all sends each part straight to its rank, the forwarded one a token once
+    to each node, `crossing` bytes for each of the message, and there over the links.
     """
-    if kind == "low_latency_all_to_all":
+    if kind in ("low_latency_all_to_all", "forwarded_all_to_all"):
         local = min(ranks, node_size(hardware))
         inside = collective(hardware, "all_to_all", dtype, local)
-        fixed, per_byte = PHASES["ring"] * NETWORK_FIXED, (1 - local / ranks) / (NETWORK_SHARE * NETWORK_BANDWIDTH)
         if local == ranks:
             return inside
-        return Collective(lambda size: np.maximum(inside.seconds(size * local / ranks), fixed + per_byte * size))
+        linked = 1.0 if crossing else local / ranks
+        fixed = PHASES["ring"] * NETWORK_FIXED
+        per_byte = (crossing or 1 - local / ranks) / (NETWORK_SHARE * NETWORK_BANDWIDTH)
+        return Collective(lambda size: np.maximum(inside.seconds(size * linked), fixed + per_byte * size))
     shares = efficiency(hardware, kind, dtype)
     local = min(ranks, max(1, node_size(hardware) // apart))
     nodes = -(-ranks // local)

@@ -16,6 +16,7 @@ LIKE = {
     "mla_decode": "attention_decode",
     "recurrent": "attention_decode",
     "low_latency_all_to_all": "all_to_all",
+    "forwarded_all_to_all": "all_to_all",
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), "collective"),
 }
 SAME_KERNEL = {"fp8_wo": "int8_wo", "nvfp4_wo": "int4", "int4_fp8": "fp8", "int4_int8": "int8", "mxfp8": "fp8_block",

@@ -50,6 +50,8 @@ class Operator:
     activations: Amount = field(default_factory=dict)
     message: Amount = field(default_factory=dict)
     ranks: int = 1
+    crossing: float = 0.0
+    """of a forwarded all-to-all: bytes between nodes, per byte of the message"""
     apart: int = 1
     """devices from one of these ranks to the next: 1 for neighbours"""
     window: int = 0

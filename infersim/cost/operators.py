@@ -149,10 +149,22 @@ def _exchange(shape: Pass, moe: MoE, kernel: Kernel, h: int, count: int) -> tupl
         )  # type: ignore[return-value]
     # expected ranks among `expert` that at least one of a token's experts is on; a rank holds 1 / ranks of them
     reached = parallelism.expert * (1 - (1 - 1 / parallelism.expert) ** k)
-    fp8 = backend == "deepep_high_throughput" and kernel.format.startswith("fp8")
+    forwarded = backend == "deepep_high_throughput"
+    fp8 = forwarded and kernel.format.startswith("fp8")
     widths = (FP8_SENT if fp8 else shape.width, shape.width)
+    kind, nodes = (
+        "forwarded_all_to_all" if forwarded else "all_to_all",
+        -(-ranks // node_size(shape.placement.hardware)),
+    )
+    # nodes that it may reach: groups of experts are on one each; of those that it does 1 / nodes are its own
+    most = min(nodes, moe.groups_per_token) if moe.num_groups > 1 else nodes
+    crossing = most * (1 - (1 - 1 / most) ** k) * (1 - 1 / nodes) / reached
     return tuple(
-        shape.collective("all_to_all", count, ranks, h * reached / ranks, shared=True, width=width) for width in widths
+        [
+            replace(op, crossing=crossing)
+            for op in shape.collective(kind, count, ranks, h * reached / ranks, shared=True, width=width)
+        ]
+        for width in widths
     )  # type: ignore[return-value]
 
 

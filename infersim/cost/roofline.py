@@ -73,7 +73,9 @@ def rate(hardware: Hardware, operator: Operator) -> Rate:
         peak=peak,
         shares=shares,
         hardware=hardware,
-        collective=collective(hardware, operator.name, operator.dtype, operator.ranks, operator.apart)
+        collective=collective(
+            hardware, operator.name, operator.dtype, operator.ranks, operator.apart, operator.crossing
+        )
         if operator.message
         else None,
     )

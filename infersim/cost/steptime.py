@@ -21,7 +21,7 @@ from .operators import forward_pass
 from .placement import Placement
 from .roofline import PAIRS, Rate, add_time, attention_law, rate, zero_split
 from .sharding import check_modelled, pipeline_stages
-from .two_batches import with_two_batches
+from .two_batches import SENDING_SMS, with_two_batches
 
 FUSED_BYTES = 8 * 2**20
 """up to this size an all-reduce can add the residual and normalise on its way (vLLM's thresholds of FlashInfer's kernel
@@ -69,7 +69,9 @@ def compile_step_cost(placement: Placement, engine: ResolvedEngine) -> StepCost:
     """
     cost = sum_operators(placement, engine)
     if placement.parallelism.enable_dbo:
-        cost = with_two_batches(cost, placement.model.num_layers)
+        sms = placement.hardware.num_sms or 132
+        sending = SENDING_SMS * (placement.parallelism.all2all_backend == "deepep_high_throughput")
+        cost = with_two_batches(cost, placement.model.num_layers, sms / (sms - sending))
     shared = None if cost.shared is None else _rising(cost.shared)
     return replace(
         cost,
