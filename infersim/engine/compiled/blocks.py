@@ -12,33 +12,35 @@ from .tiers import clear_tiers, keep
 
 
 @compiled
-def get_new_block(blocks, scheduler, knobs):
-    """The least recently used free block, without its hash: a fresh one, as long as there are any. Block 0 closes the
-    ring of the free queue, in which the others stand.
+def get_new_blocks(blocks, scheduler, knobs, table, first, end):
+    """Fill places first..end - 1 of a table with the least recently used free blocks, without their hash, of which
+    there are enough: fresh ones, as long as there are any. Block 0 closes the ring of the free queue, in which the
+    others stand.
 
     Text that the GPU then holds no more goes to the tiers below, if there are any.
     """
-    if scheduler.num_first > 0:
-        scheduler.num_first -= 1
-    elif scheduler.fresh_block < knobs.num_gpu_blocks:
-        b = scheduler.fresh_block
-        scheduler.fresh_block += 1
-        scheduler.free_blocks -= 1
+    head = blocks[0].next
+    for i in range(first, end):
+        if scheduler.num_first > 0:
+            scheduler.num_first -= 1
+        elif scheduler.fresh_block < knobs.num_gpu_blocks:
+            table[i] = scheduler.fresh_block
+            blocks[scheduler.fresh_block].references = 1
+            scheduler.fresh_block += 1
+            continue
+        b = head
+        head = blocks[b].next
+        table[i] = b
         blocks[b].references = 1
-        return b
-    b = blocks[0].next
-    after = blocks[b].next
-    blocks[0].next = after
-    blocks[after].prev = 0
-    blocks[b].references = 1
-    scheduler.free_blocks -= 1
-    key = blocks[b].hash
-    if key != 0:
-        if evict(blocks, b):
-            scheduler.blocked_request = -1
-        elif knobs.tier_blocks[CPU] > 0 and not knobs.write_through and find(blocks, key) == 0:
-            keep(blocks, scheduler, knobs, key)
-    return b
+        key = blocks[b].hash
+        if key != 0:
+            if evict(blocks, b):
+                scheduler.blocked_request = -1
+            elif knobs.tier_blocks[CPU] > 0 and not knobs.write_through and find(blocks, key) == 0:
+                keep(blocks, scheduler, knobs, key)
+    blocks[0].next = head
+    blocks[head].prev = 0
+    scheduler.free_blocks -= end - first
 
 
 @compiled
@@ -55,45 +57,48 @@ def touch(blocks, scheduler, b):
 
 
 @compiled
-def free_block(blocks, scheduler, b, before):
-    """One request less holds block b; the last one leaves it in the free queue behind the block `before`, hash and all.
-
-    Returns the block behind which the next one goes.
-    """
-    block = blocks[b]
-    block.references -= 1
-    if block.references > 0:
-        scheduler.num_shared -= 1
-        return before
-    after = blocks[before].next
-    blocks[before].next = b
-    block.prev = before
-    block.next = after
-    blocks[after].prev = b
-    scheduler.free_blocks += 1
-    return b
-
-
-@compiled
 def free_range(request, scheduler, knobs, blocks, table, first, last, hashed):
-    """Free the blocks of a table from place `last` back to `first`, up to one that has been freed; returns how many.
-    What is behind place `hashed` has no hash, if texts are not told apart.
+    """One request less holds the blocks of a table from place `last` back to `first`, up to one that has been freed;
+    returns how many. Whom nobody else holds goes into the free queue, hash and all. What is behind place `hashed` has
+    no hash, if texts are not told apart.
 
     Newer vLLM puts those without a hash before all that are free (BlockPool.free_blocks), in this order.
     """
-    head, freed = 0, 0
+    front_head = front_tail = back_head = back_tail = num_front = freed = shared = 0
     for i in range(last, first - 1, -1):
         b = table[i]
         if b == 0:
             break
         freed += 1
-        known = i < hashed if scheduler.unshared else blocks[b].hash != 0
-        if known or not knobs.evict_unhashed_first:
-            free_block(blocks, scheduler, b, blocks[0].prev)
+        block = blocks[b]
+        block.references -= 1
+        if block.references > 0:
+            shared += 1
+        elif not knobs.evict_unhashed_first or (i < hashed if scheduler.unshared else block.hash != 0):
+            block.prev = back_tail
+            if back_tail > 0:
+                blocks[back_tail].next = b
+            else:
+                back_head = b
+            back_tail = b
         else:
-            free_blocks_before = scheduler.free_blocks
-            head = free_block(blocks, scheduler, b, head)
-            scheduler.num_first += scheduler.free_blocks - free_blocks_before
+            num_front += 1
+            block.prev = front_tail
+            if front_tail > 0:
+                blocks[front_tail].next = b
+            else:
+                front_head = b
+            front_tail = b
+    if front_head > 0:
+        after = blocks[0].next
+        blocks[0].next, blocks[front_tail].next, blocks[after].prev = front_head, after, front_tail
+    if back_head > 0:
+        before = blocks[0].prev
+        blocks[before].next, blocks[back_head].prev = back_head, before
+        blocks[back_tail].next, blocks[0].prev = 0, back_tail
+    scheduler.num_first += num_front
+    scheduler.num_shared -= shared
+    scheduler.free_blocks += freed - shared
     return freed
 
 
@@ -228,8 +233,8 @@ def allocate_new_blocks(request, scheduler, knobs, blocks, table, length):
     if length <= request.table_length:
         return
     for t in range(scheduler.num_tables):
-        for i in range(t * scheduler.table_stride + request.table_length, t * scheduler.table_stride + length):
-            table[i] = get_new_block(blocks, scheduler, knobs)
+        first = t * scheduler.table_stride
+        get_new_blocks(blocks, scheduler, knobs, table, first + request.table_length, first + length)
         request.num_blocks += length - request.table_length
     request.table_length = length
 
@@ -255,8 +260,7 @@ def identify(requests, knobs, scheduler, blocks, tables, replica, rank):
         if request.num_blocks > 0 and request.replica == replica and request.rank == rank:
             take_table(request, scheduler, tables)
             request.table_length = request.num_blocks
-            for position in range(request.table_length):
-                tables[request.table, position] = get_new_block(blocks, scheduler, knobs)
+            get_new_blocks(blocks, scheduler, knobs, tables[request.table], 0, request.table_length)
 
 
 @compiled

@@ -88,6 +88,7 @@ def _compile() -> tuple[bytes, dict]:
 
     from .advance import advance
     from .arrays import arrays_of
+    from .njit import APART
 
     def entry(call):
         advance(arrays_of(call))
@@ -108,6 +109,8 @@ def _compile() -> tuple[bytes, dict]:
     for function in module.functions:
         if not function.is_declaration and function.name != symbol:
             function.linkage = "internal"  # so LLVM may inline what has one caller, and leave out what has none
+            if any(f"{len(name)}{name}B" in function.name for name in APART):  # mangled
+                function.add_function_attribute("noinline")
     helpers = ["numba_" + name for name in c_helpers] + ["NRT_" + name for name in _nrt_python.c_helpers]
     return _object_code(module), {"entry": symbol, "helpers": helpers}
 

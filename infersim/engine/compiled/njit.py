@@ -35,9 +35,17 @@ OPTIONS = {
 }
 
 
-def compiled(function, **options):
-    """A function of the engine, compiled once for each set of types; Numba would compile it for each constant too."""
-    dispatcher = njit(**OPTIONS, **options)(function)
+APART: list[str] = []
+"""functions that are nobody's part"""
+
+
+def compiled(function, forceinline=False):
+    """A function of the engine, compiled once for each set of types; Numba would compile it for each constant too.
+
+    Whether it becomes part of who calls it LLVM decides. Said here too if it shall not be forced: Numba forces what an
+    `inlined` function calls, if that is the first to call it.
+    """
+    dispatcher = njit(**OPTIONS, forceinline=forceinline)(function)
     resolve = dispatcher.get_call_template
     dispatcher.get_call_template = lambda args, kws: resolve([unliteral(a) for a in args], kws)
     return dispatcher
@@ -46,3 +54,9 @@ def compiled(function, **options):
 def inlined(function):
     """`compiled` for a large function with one caller, or a small one in a loop."""
     return compiled(function, forceinline=True)
+
+
+def apart(function):
+    """`compiled` for what a loop seldom calls: the loop has more registers without it."""
+    APART.append(function.__name__)
+    return compiled(function)

@@ -12,7 +12,7 @@ from .entries import num_drafts_of, num_tokens_of
 from .groups import go_on
 from .histogram import HISTOGRAM_BINS, HISTOGRAM_FIRST, HISTOGRAM_SHIFT
 from .interface import FINISHED, PREFILL_DONE
-from .njit import compiled, inlined
+from .njit import apart, compiled, inlined
 from .queue import remove
 from .radix import insert, release_path
 from .replica import count_outstanding, log_event, observe, send
@@ -161,7 +161,7 @@ def more_tokens(a, core, request, drafts):
     return more
 
 
-@compiled
+@apart
 def finish(a, r, rank, q, end):
     """Request q has all its tokens: free its blocks; the client may send another. True if it was running."""
     request, replica, core = a.requests[q], a.replicas[r], core_of(a, r, rank, 0)

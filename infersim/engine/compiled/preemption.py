@@ -4,7 +4,7 @@ from .allocation import free
 from .blocks import has_windows, identify, remember
 from .entries import num_drafts_of, num_tokens_of
 from .groups import swap_out
-from .njit import compiled
+from .njit import apart, compiled
 from .queue import comes_later, is_ordered, push_back, put_back
 from .radix import evict, release_path
 from .state import RETRACT_STEPS, WAITING
@@ -116,7 +116,7 @@ def preempt_last(core):
     return victim
 
 
-@compiled
+@apart
 def retract(core):
     """Retract requests until every other can decode one token (SGLang's retract_decode), and expect accordingly much of
     what the others may generate.

@@ -5,11 +5,11 @@ row of state.REQUEST, a queue a linked list through it. What the step has so far
 scheduler's row.
 """
 
-from .allocation import allocate_slots, begin_load, gate, get_computed_blocks, promised_blocks
+from .allocation import allocate_slots, begin_load, gate, get_computed_blocks, keeps_tables, promised_blocks
 from .blocks import has_windows, identify
 from .entries import num_drafts_of, num_tokens_of, write_entry
 from .gang import decode_group, readmit_group
-from .njit import compiled, inlined
+from .njit import apart, compiled, inlined
 from .preemption import preempt_last, retract
 from .pricing import add_drafts, add_to_sums, add_verification, clear
 from .queue import is_ordered, put_back, remove
@@ -22,6 +22,7 @@ from .state import (
     EVERYTHING,
     PREFILLS,
     RESERVE_TO_COMPLETION,
+    RESERVED_PER_SEQUENCE,
     RUNNING,
 )
 
@@ -125,7 +126,7 @@ def draft(core):
             add_drafts(core.sums, core.attention, core.price.num_kinds, tokens)
 
 
-@compiled
+@apart
 def recount(core):
     """Sum up the step anew: somebody who was in it has been preempted."""
     num_kinds = core.price.num_kinds
@@ -195,7 +196,7 @@ def schedule_running(core, phase):
     core.sums[0].decode_keys += keys
 
 
-@compiled
+@apart
 def schedule_one(core, q, place):
     """Running request q, which stands before `place`, whatever it needs. Returns the place of who comes next, -1 if
     nobody does."""
@@ -308,7 +309,7 @@ def schedule_waiting(core):
         q = after
 
 
-@compiled
+@apart
 def admit(core, q):
     """Put waiting request q into the step, if it may run now: ADMITTED, PASSED_OVER or STOP."""
     request, scheduler, knobs = core.requests[q], core.scheduler, core.knobs
@@ -325,6 +326,8 @@ def admit(core, q):
     arrived = request.num_blocks > 0  # its KV came from elsewhere
     if arrived and request.loaded > core.replica.now:
         return PASSED_OVER
+    if keeps_tables(knobs) and not arrived and not has_row(core, request):
+        return STOP
     is_in_flight = request.last_step >= core.replica.num_steps - core.replica.in_flight + core.replica.num_empty
     if is_in_flight and (knobs.async_scheduling or not knobs.resumes_in_flight):
         return PASSED_OVER  # preempted, and a step with it is still to come back
@@ -375,6 +378,15 @@ def admit(core, q):
         return STOP
     start_running(core, q, computed, n, padded, arrived)
     return ADMITTED
+
+
+@compiled
+def has_row(core, request):
+    """Whether a row of the tables is left for a request that is to run, afterwards too if it then holds its blocks."""
+    reserved, most = core.replica.num_reserved, RESERVED_PER_SEQUENCE * core.knobs.max_num_seqs
+    if request.hold:
+        return reserved < most
+    return reserved + core.scheduler.num_running < most + core.knobs.max_num_seqs
 
 
 @compiled
