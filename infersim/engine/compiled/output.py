@@ -65,7 +65,7 @@ def update_requests(a, core, r, rank, count, end):
     one_by_one = not speculates and knobs.jump_tokens == 0  # every step brings a sequence one token
     placeholder = 1 if knobs.async_scheduling else 0
     last_end = replica.last_end
-    regular_gaps, any_finished, any_full = 0, False, False
+    regular_gaps, any_finished, num_full = 0, False, 0
     caches = knobs.async_scheduling and core.scheduler.identified
     for i in range(count):
         q = core.step[i]
@@ -83,8 +83,9 @@ def update_requests(a, core, r, rank, count, end):
             more = more_tokens(a, core, request, drafts)
         tokens = request.num_output_tokens + 1 + more
         request.num_output_tokens = tokens
-        if caches:
-            any_full |= request.prompt_tokens + tokens > request.slots + 1
+        if caches and request.prompt_tokens + tokens > request.slots + 1:
+            core.step[num_full] = q  # of an entry that has been read
+            num_full += 1
         last_token = request.last_token
         request.last_token = end
         if last_token == last_end:
@@ -98,8 +99,8 @@ def update_requests(a, core, r, rank, count, end):
             a.gaps[a.gap_offset[q] + tokens - request.num_accepted_tokens - 2] = end - last_token
         if tokens >= request.stop_tokens:
             any_finished |= finish(a, r, rank, q, end)
-    if caches and any_full:  # else all have a block to fill, since the next step was scheduled before this one ended
-        cache_all_blocks(core, count)
+    for i in range(num_full):  # the others have a block to fill: the next step was scheduled before this one ended
+        cache_blocks(core, a.requests[core.step[i]])
     if any_finished:
         drop_finished(a.requests, core.scheduler, core.running)
     return regular_gaps
@@ -111,17 +112,6 @@ def land(core, count):
     for i in range(count):
         q = core.step[i]
         core.requests[q if q >= 0 else ~q].num_in_flight_tokens -= num_tokens_of(core, i)
-
-
-@compiled
-def cache_all_blocks(core, count):
-    """`cache_blocks` of all in a step that have not ended with it."""
-    for i in range(count):
-        if core.step[i] >= 0:
-            request = core.requests[core.step[i]]
-            known = request.prompt_tokens + request.num_output_tokens
-            if known > request.slots + 1:  # else no block is full that was not before
-                cache_blocks(core, request)
 
 
 @compiled
