@@ -14,6 +14,7 @@ from infersim.cost.collectives import collective
 from infersim.cost.steptime import sum_operators
 from infersim.deployment import deploy
 from infersim.engine.compiled.state import COLLECTIVES
+from infersim.explain.break_even import pays_from, prompts_over_tokens
 from infersim.metrics.latency import measure
 from infersim.run import run
 
@@ -86,6 +87,22 @@ def test_it_pays_for_long_prompts_of_sparse_attention():
     cut, divided = ({"tensor": 8, "expert": 8}, {"tensor": 1, "prefill_context": 8, "expert": 8})
     gains = [ttft("DeepSeek-V3.2", n, **cut) / ttft("DeepSeek-V3.2", n, **divided) for n in (1000, 60_000)]
     assert gains[1] > max(1.3, gains[0])
+
+
+def test_where_it_begins_to_pay():
+    """Against tensor parallelism of as many GPUs; where it pays the two take equally long, and never for dense heads
+    that do not divide."""
+    deployment = placed("DeepSeek-V3.2", prefill_context=8, expert=8)
+    other = Parallelism(tensor=8, expert=8)
+    rows = prompts_over_tokens(deployment.placement, deployment.engine, other)
+    assert [row["tokens"] for row in rows][-1] == 8192
+    assert rows[-1]["gain"] == pytest.approx(rows[-1]["other_ms"] / rows[-1]["step_ms"])
+    assert rows[-1]["gain"] > 1.1
+    assert rows[0]["tokens"] <= pays_from(rows) <= 8192
+    few = [{"tokens": n, "gain": gain} for n, gain in ((32, 2 / 3), (128, 2.0))]
+    assert pays_from(few) == 64  # half way between, in the logarithms
+    dense = placed("MiniCPM3-4B", prefill_context=16)
+    assert prompts_over_tokens(dense.placement, dense.engine, Parallelism(tensor=16)) == []
 
 
 def test_the_prompts_pool_sends_one_copy():

@@ -16,7 +16,8 @@ def break_even(
     context: Annotated[int, Option(min=1, help="Tokens of context of every sequence.")] = 1024,
     as_json: Json = False,
 ) -> None:
-    """Where speculation, INT4 weights, early exit and offloaded KV stop paying for a deployment."""
+    """Where speculation, INT4 weights, early exit, offloaded KV, two-batch overlap and prefill context parallelism stop
+    paying for a deployment."""
     from infersim.config.scenario import load_scenario
     from infersim.deployment import deployment_of
     from infersim.explain import break_even as economics
@@ -51,6 +52,17 @@ def break_even(
     if knobs["tier_blocks"].any():
         rows = economics.loading_over_prompt(knobs, deployment.step_cost(), deployment.memory.block_bytes)
         document["kv_offloading"] = rows
+    parallelism = deployment.parallelism
+    others = {
+        "enable_dbo": parallelism.enable_dbo and {"enable_dbo": False},
+        "prefill_context": parallelism.prefill_context > 1
+        and {"prefill_context": 1, "tensor": parallelism.tensor * parallelism.prefill_context},
+    }
+    for name, changes in others.items():
+        if changes:
+            other = parallelism.model_copy(update=changes)
+            rows = economics.prompts_over_tokens(deployment.placement, deployment.engine, other)
+            document[name] = {"over_tokens": rows, "pays_from_tokens": economics.pays_from(rows)}
     if as_json:
         print_json(document)
     else:
@@ -75,6 +87,15 @@ def _print_break_even(document: dict[str, Any]) -> None:
     if loads := document.get("kv_offloading"):
         print("offloaded KV: a prompt alone is computed, or loaded but for its last block")
         print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in loads])
+
+    for name, against in (("enable_dbo", "one batch"), ("prefill_context", "as many tensor-parallel GPUs")):
+        if found := document.get(name):
+            pays = found["pays_from_tokens"]
+            print(
+                f"{name} against {against}: pays {f'from {pays:,} tokens of a prompt on' if pays else 'for no prompt'}"
+            )
+            print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()}
+                        for row in found["over_tokens"]])  # fmt: skip
 
 
 def _print_speculation(spec: dict[str, Any], context: int) -> None:

@@ -1,9 +1,10 @@
 """Where an optimisation stops paying: speculation over batch and context, INT4 weights and early exit over batch,
-offloaded KV over the length of a prompt.
+offloaded KV and ways to divide the work over the length of a prompt.
 
 Closed forms on the deployment's own prices: a step in which every sequence decodes after `context` tokens.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import numpy as np
 from infersim.config.early_exit import EarlyExit
 from infersim.config.engine import ResolvedEngine
 from infersim.config.hardware import Hardware
-from infersim.cost.batch import batch_time, decodes, draft_time, step_split
+from infersim.config.parallelism import Parallelism
+from infersim.cost.batch import Part, batch_time, decodes, draft_time, step_split, step_time
 from infersim.cost.depth import compile_depths, needed_share
 from infersim.cost.placement import Placement
+from infersim.cost.sharding import problems
+from infersim.cost.steptime import compile_step_cost
 from infersim.cost.weight_only import KERNELS, crossover_rows
 from infersim.engine.compiled.state import ACTIVATIONS, COMPUTE, CPU, DISK, KV, WEIGHTS
 from infersim.engine.early_exit import POLICIES, decode, full_depth
@@ -23,6 +27,7 @@ from infersim.engine.replica import ReplicaSpec
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (256, 1024, 4096, 16384, 65536)
+PROMPTS = tuple(2**n for n in range(5, 17))
 
 
 def regime(cost: StepCost, sequences: int, context: int, drafts: int = 0) -> str:
@@ -120,6 +125,24 @@ def loading_over_prompt(knobs: np.void, cost: StepCost, block_bytes: float) -> l
             row["disk_ms"] = (cpu + disk) * 1e3
         rows.append(row | {"needed_gb_per_s": blocks * block_bytes / compute / 1e9})
     return rows
+
+
+def prompts_over_tokens(placement: Placement, engine: ResolvedEngine, other: Parallelism) -> list[dict[str, Any]]:
+    """Steps of one prompt of so many tokens, against those under another parallelism; none if that is not modelled."""
+    against = replace(placement, parallelism=other)
+    if problems(against):
+        return []
+    costs = [compile_step_cost(each, engine) for each in (placement, against)]
+    rows = []
+    for tokens in (n for n in PROMPTS if n <= engine.max_num_batched_tokens):
+        mine, theirs = (step_time(cost, [Part(0, tokens)]) for cost in costs)
+        rows.append({"tokens": tokens, "step_ms": mine * 1e3, "other_ms": theirs * 1e3, "gain": theirs / mine})
+    return rows
+
+
+def pays_from(rows: list[dict[str, Any]]) -> int | None:
+    """The tokens from which there is a gain; None if never."""
+    return crossing([{**row, "gain": 1 / row["gain"]} for row in rows], "tokens")
 
 
 def early_exit_over_batch(
