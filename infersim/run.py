@@ -36,11 +36,17 @@ from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
 
 
-def run(scenario: Scenario, progress: Progress | None = None, save_detailed: bool = False) -> list[Result]:
+def run(
+    scenario: Scenario,
+    progress: Progress | None = None,
+    save_detailed: bool = False,
+    enough: Callable[[Result], bool] | None = None,
+) -> list[Result]:
     """Simulate every replication of a scenario: one Result each, of seed, seed + 1, ...
 
-    save_detailed keeps every inter-token gap. InputError for what cannot run. A keyboard interrupt ends the run early:
-    the results so far are returned, the last one marked `interrupted`.
+    save_detailed keeps every inter-token gap; after a result that is `enough` no replication follows. InputError for
+    what cannot run. A keyboard interrupt ends the run early: the results so far are returned, the last one marked
+    `interrupted`.
     """
     check_warmup(scenario)
     kinds = deployments_of(scenario)
@@ -62,7 +68,7 @@ def run(scenario: Scenario, progress: Progress | None = None, save_detailed: boo
             )
         previous = requests
         results.append(_simulate(scenario, kinds, sites, requests, seed, progress, save_detailed))
-        if results[-1].interrupted:
+        if results[-1].interrupted or (enough and enough(results[-1])):
             break
     return results
 

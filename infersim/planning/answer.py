@@ -18,7 +18,7 @@ from .within import stays, within
 
 SHOWN = 5  # different deployments
 FASTEST = 2.0  # times as fast: above, a runner-up is no rival
-CLOSE, ABOUT = 0.02, (1,)  # to which a speed is found, and by how many runs: it is no answer, but a hint
+CLOSE, ABOUT = 0.05, (1,)  # to which a speed is found, and by how many runs: it is no answer, but a hint
 LargestLoad = Callable[[Candidate, int, Plan, float], float]
 
 

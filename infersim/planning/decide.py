@@ -93,13 +93,12 @@ def decide(
     while looks:
         count = looks[0]
         seed = scenario.simulation.seed + len(runs)
-        results = run(deployed(scenario, replicas, rate, seed, count - len(runs)))
+        results = run(deployed(scenario, replicas, rate, seed, count - len(runs)), enough=_fails)
         if results[-1].interrupted:
             raise KeyboardInterrupt
         runs += [measure(result) for result in results]
         verdicts = [judge(result) for result in results]
-        saturated = any(verdict.state not in (STABLE, TOO_SHORT) for verdict in verdicts)
-        saturated = saturated or any(not result.completed.all() for result in results)
+        saturated = _fails(results[-1])
         asked = scenario.workload.request_rate
         if any(verdict.burst for verdict in verdicts) and asked is not None and rate <= asked:
             raise InputError(
@@ -127,6 +126,11 @@ def decide(
         requests = scenario.workload.num_requests
         return Decision(state, len(runs), saturated, limits, means, completed, requests, results[-1])
     raise AssertionError("the last replication decides")
+
+
+def _fails(result: Result) -> bool:
+    """Whether a run shows that the load is not kept up with: no other is needed."""
+    return not result.completed.all() or judge(result).state not in (STABLE, TOO_SHORT)
 
 
 def _state(limits: list[dict[str, Any]], replications: int, saturated: bool, needed: int) -> str:
