@@ -167,12 +167,13 @@ def _candidates(document: dict[str, Any]) -> dict[str, Any]:
         groups.setdefault((trial["hardware"], trial["state"] == "met"), []).append((words, trial))
 
     def points(x: Any, y: str) -> list[Series]:
-        """A colour for each device; what misses the SLO is hollow."""
+        """A colour for each device; what misses the SLO is hollow, and each deployment is named once."""
+        shapes = {key: [t["shape"] for _, t in group] for key, group in groups.items()}
         return [
             Series(f"{device}{'' if holds else ', misses'}", [x(t) for _, t in group], [t[y] for _, t in group], True,
                    [f"{words}, {t['rate']:.4g} requests/s" for words, t in group], kind=devices.index(device),
-                   hollow=not holds, names=[t["shape"] for _, t in group] if holds else ())
-            for (device, holds), group in groups.items()
+                   hollow=not holds, names=["" if s in names[:i] else s for i, s in enumerate(names)] if holds else ())
+            for ((device, holds), group), names in zip(groups.items(), shapes.values(), strict=True)
         ]  # fmt: skip
 
     holding = sum(t["state"] == "met" for _, t in trials)

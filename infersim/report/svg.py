@@ -203,7 +203,7 @@ def _symbol(kind: int, x: float, y: float) -> str:
 def _legend(kinds: Sequence[int], series: Sequence[Series]) -> str:
     parts, x, y = [], float(LEFT), 14.0
     for kind, each in zip(kinds, series, strict=True):
-        name, width, hollow = each.name, 30 + 6.6 * len(each.name), " hollow" if each.hollow else ""
+        name, width, hollow = each.name, 38 + 6.8 * len(each.name), " hollow" if each.hollow else ""
         if x + width > WIDTH and x > LEFT:
             x, y = float(LEFT), y + 14
         shape = (
