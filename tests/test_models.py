@@ -13,6 +13,8 @@ from shared import SHARED, needs_shared
 
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
+from infersim.config.speculation import Speculation
+from infersim.cost.drafting import own_bytes
 from infersim.cost.memory import weight_bytes
 from infersim.cost.placement import Placement
 from infersim.models.architecture import MLP, Attention, Layer, Model, MoE
@@ -139,6 +141,17 @@ def test_weights_take_what_the_checkpoint_has(name):
     """On one GPU, by module and format, with what the server keeps beside them (rotary tables): to 1 %."""
     placement = Placement(load_model(name), load_hardware("h200-sxm"))
     assert weight_bytes(placement) == pytest.approx(CHECKPOINTS[name], rel=0.01)
+
+
+def test_a_checkpoint_of_fp8_blocks_takes_what_is_published():
+    """DeepSeek-V3's files, 688,586,727,753 bytes: the model, its MTP layer, and this one's copies of embedding and head
+    (which a server leaves out)."""
+    placement = Placement(load_model("DeepSeek-V3"), load_hardware("h200-sxm"))
+    model, acceptance = placement.model, {"rate": 0.7}
+    drafts = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": acceptance}
+    layer, _ = own_bytes(Speculation.validate(drafts, ""), placement)
+    copies = 2 * 2 * model.vocab_size * model.hidden_size
+    assert weight_bytes(placement) + layer + copies == pytest.approx(688_586_727_753, rel=0.005)
 
 
 RECORDED = json.loads(Path(__file__).with_name("parameters.json").read_text())
