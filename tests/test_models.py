@@ -154,6 +154,26 @@ def test_a_checkpoint_of_fp8_blocks_takes_what_is_published():
     assert weight_bytes(placement) + layer + copies == pytest.approx(688_586_727_753, rel=0.005)
 
 
+# page_size_bytes of vLLM 0.32.0's FullAttentionSpec and MLAAttentionSpec, run on a CPU: 16 tokens, a layer; BF16, FP8.
+SPECS = {
+    "Llama-3.1-8B": (65536, 32768),
+    "Gemma-3-4B": (65536, 32768),
+    "gpt-oss-20b": (32768, 16384),
+    "Qwen3-30B-A3B": (32768, 16384),
+    "DeepSeek-V3": (18432, 9216),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_blocks_are_as_large_as_vllms_specs_say(name):
+    attention = load_model(name).layers[0].attention
+    assert tuple(16 * attention.kv_elements_per_token * width for width in (2, 1)) == SPECS[name]
+
+
+def test_an_indexers_keys_are_as_large_as_vllms_spec_says():
+    assert load_model("DeepSeek-V3.2").layers[0].attention.index_bytes_per_token == 132
+
+
 RECORDED = json.loads(Path(__file__).with_name("parameters.json").read_text())
 COUNTED = RECORDED["parameters"]
 OTHERWISE = {
