@@ -36,15 +36,18 @@ fuzz: $(VENV)/.installed-test  # random scenarios over every key of the schema, 
 explore: $(VENV)/.installed-test  # new random examples for the property tests, which else draw the same ones every time
 	$(BIN)/python tests/fuzz/explore.py $(MINUTES)
 
-# vLLM's own Scheduler against the engine: make conformance VLLM=0.32 NUMBER=1000; its release in .conformance, 3 GB
+# an engine's own scheduler against ours: make conformance RELEASE=0.32 (vLLM) or sglang-0.5.23; 3 GB in .conformance
 VLLM ?= 0.32
+RELEASE ?= $(VLLM)
+ENGINE = $(if $(findstring sglang,$(RELEASE)),sglang,vllm)
 NUMBER ?= 20
-conformance: $(VENV)/.installed-test .conformance/$(VLLM)/.installed
-	$(BIN)/python tests/conformance/referee.py .conformance/$(VLLM) $(NUMBER)
+conformance: $(VENV)/.installed-test .conformance/$(RELEASE)/.installed
+	$(BIN)/python tests/conformance/referee.py .conformance/$(RELEASE) $(NUMBER)
 
-record: $(VENV)/.installed-test .conformance/$(VLLM)/.installed  # decisions for make test: make record VLLM=0.33 NUMBER=2
-	$(BIN)/python tests/conformance/scenarios.py 1 $(NUMBER) | PYTHONPATH=.conformance/$(VLLM) .conformance/python/bin/python \
-	  tests/conformance/vllm_scheduler.py | gzip -9n > tests/conformance/decisions/vllm-$(VLLM).jsonl.gz
+record: $(VENV)/.installed-test .conformance/$(RELEASE)/.installed  # decisions for make test: make record RELEASE=0.33 NUMBER=2
+	$(BIN)/python tests/conformance/scenarios.py $(ENGINE) 1 $(NUMBER) | PYTHONPATH=.conformance/$(RELEASE) \
+	  .conformance/python/bin/python tests/conformance/$(ENGINE)_scheduler.py | gzip -9n \
+	  > tests/conformance/decisions/$(if $(findstring vllm,$(ENGINE)),vllm-)$(RELEASE).jsonl.gz
 
 .conformance/%/.installed:
 	sh tests/conformance/install.sh $*

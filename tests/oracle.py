@@ -244,6 +244,7 @@ class Simulation:
         self.in_flight: list[tuple[list[Entry], float]] = []  # steps issued, with their ends
         self.now = self.gpu_free = self.last_end = 0.0  # now: the scheduler's clock
         self.ratio = knobs.new_token_ratio
+        self.full, self.num_refreshes = False, 0  # full: somebody did not fit, and nobody has left since
         self.num_block_copies = self.block_copies = 0
         self.given_up: list[Request] = []
         self.looked = self.block_time = self.saved_time = self.given_up_time = 0.0
@@ -296,6 +297,8 @@ class Simulation:
             elif self.running or self.waiting:
                 raise RuntimeError(f"zero progress at {self.now} s")
             elif soonest := self.coming():
+                if self.now < min(soonest):
+                    self.ratio = self.knobs.new_token_ratio  # it rests for a while
                 self.now = max(self.now, *soonest)
             else:
                 break
@@ -353,9 +356,17 @@ class Simulation:
         for request in self.running if knobs.radix else []:
             if request.num_computed_tokens < request.prefill_end:
                 self.pool.insert(request, request.num_computed_tokens)
-        if knobs.policy == "lpm" and len(self.running) < knobs.max_num_seqs:
-            self.sort_by_prefix()
+        decoding = [r for r in self.running if r.num_computed_tokens >= r.prefill_end]
+        self.num_decoding, expects = len(decoding), knobs.clip_max_new_tokens > 0
+        if expects and (len(decoding) < len(self.running) or not decoding):
+            self.full = False
+        elif expects and self.waiting and len(self.running) >= knobs.max_num_seqs:
+            self.full = True
+        if knobs.radix and self.waiting and (not self.full if expects else len(self.running) < knobs.max_num_seqs):
+            self.look_at_waiting()
         self.budget = knobs.max_num_batched_tokens - knobs.draft_slots
+        if knobs.order == "prefills-first":
+            self.budget -= self.num_decoding
         self.threshold = knobs.long_prefill_token_threshold or inf
         if knobs.long_prefill_needs_contention and len(self.running) + len(self.waiting) <= 1:
             self.threshold = inf
@@ -369,15 +380,14 @@ class Simulation:
         self.defers = not aligned and not self.capacity_bound and any(map(decodes, self.running))
 
         def admit():
-            if idle or not knobs.admit_when_idle:
+            if (idle or not knobs.admit_when_idle) and not (expects and self.full):
                 self.admit()
                 if not self.preempted and not self.defers:
                     self.capacity_bound = bool(self.waiting)
 
         def decode():
-            if knobs.retracts:
-                self.retract()
-            self.go_on(decodes)
+            if not knobs.retracts or self.retract():
+                self.go_on(decodes)
 
         if knobs.order == "running-first":
             self.go_on(lambda r: True)
@@ -386,6 +396,14 @@ class Simulation:
             decode()
             self.go_on(prefills)
             admit()
+        elif knobs.order == "prefills-first":
+            self.go_on(prefills)
+            admit()
+            self.budget = self.num_decoding
+            if not knobs.retracts or self.retract():
+                prompts = [r for r, _ in self.chosen]
+                self.running = prompts + [r for r in self.running if r not in prompts]
+                self.go_on(decodes)
         else:
             self.go_on(prefills)
             admit()
@@ -396,6 +414,7 @@ class Simulation:
             request.num_swapped = 0
         if knobs.radix:
             self.pool.settle()
+            self.pool.make_room(self.spare_blocks())
         proposed = knobs.drafts[len(chosen)] if knobs.drafts else 0
 
         entries = []
@@ -430,6 +449,8 @@ class Simulation:
             within = self.knobs.drafts_within_max_tokens
             end = min(request.prompt_tokens + request.max_tokens if within else inf, self.knobs.max_model_len)
             n = min(n, self.threshold, self.budget, end - 1 - request.num_computed_tokens)
+            if self.knobs.clip_max_new_tokens and self.is_piece(request):
+                n = min(n, max(int(self.room()), 0) or n)
             if n <= 0:
                 continue  # its next token is not known yet
             if self.defers and request.num_computed_tokens < request.prefill_end:
@@ -451,6 +472,8 @@ class Simulation:
                 position += passed_over
             self.chosen.append((request, n))
             self.budget -= n * lanes(request) + self.knobs.draft_slots
+            if self.knobs.clip_max_new_tokens and self.is_piece(request):
+                self.budget -= self.whole_blocks(n) - n
 
     def preempt_one(self, request: Request) -> bool:
         """The last that is not in the step; where some are more urgent, the last of the least urgent, in it or not.
@@ -480,10 +503,14 @@ class Simulation:
     def admit(self) -> None:
         """Waiting requests, if there was memory for all that run, until the first that does not fit."""
         knobs = self.knobs
-        expected = sum(map(self.left, self.running)) * self.ratio
         self.returned = False
         position, ran = 0, [r for r, _ in self.chosen]
         prompts = any(r.num_computed_tokens < r.prefill_end for r in ran)
+        blind = not self.preempted and self.waiting and self.budget <= 0
+        if knobs.clip_max_new_tokens and blind and self.room() <= 0:  # it still looks for the first one's text
+            if knobs.radix and not self.waiting[0].tables and len(self.running) < knobs.max_num_seqs:
+                self.look_up(self.waiting[0])
+            self.full = self.num_decoding > 0
         while (
             not self.preempted
             and position < len(self.waiting)
@@ -522,10 +549,10 @@ class Simulation:
             n = request.num_tokens - cached
             if self.defers and n > 1:
                 break
-            if knobs.clip_max_new_tokens and self.running:
-                room = (len(self.pool.free) - idle) // len(self.windows) * knobs.block_size
-                if n + self.left(request) + knobs.block_size >= room - expected:
-                    break
+            asked = n + self.left(request) + knobs.block_size
+            if knobs.clip_max_new_tokens and self.running and asked >= self.room(idle):
+                self.full = self.num_decoding > 0
+                break
             padded = 0
             filled = cached + 1 + knobs.padded_drafts
             always = knobs.pads_drafts == "beside-or-cached"
@@ -544,6 +571,11 @@ class Simulation:
                     position += 1
                     continue
                 break
+            if knobs.clip_max_new_tokens and self.whole_blocks(n) > self.budget and knobs.chunked_prefill:
+                pieces = self.budget // knobs.block_size * knobs.block_size
+                if pieces == 0 and self.chosen:
+                    break
+                n = min(n, pieces or self.budget)
             n = min(n, self.budget)
             if request.sequences:
                 needed = request.num_swapped + len(request.sequences)
@@ -602,10 +634,51 @@ class Simulation:
                 request.num_cached_tokens = cached
             self.copy_time += request.num_swapped * knobs.swap_block_time
             self.returned = self.returned or request.num_swapped > 0
-            if cached + n == request.num_tokens:
-                expected += self.left(request)
             self.chosen.append((request, n))
             self.budget -= n + knobs.draft_slots
+            if knobs.clip_max_new_tokens:
+                self.budget -= self.whole_blocks(n) - n
+                if self.room() <= 0:
+                    self.full = self.num_decoding > 0
+                    break
+        waits = not self.preempted and self.num_decoding and self.budget > 0 and position < len(self.waiting)
+        if knobs.clip_max_new_tokens and waits and len(self.running) >= knobs.max_num_seqs:
+            self.full = True
+
+    def is_piece(self, request: Request) -> bool:
+        """Some of its prompt, or of what it computes again, is still to be computed."""
+        return request.num_computed_tokens < request.prefill_end
+
+    def whole_blocks(self, tokens: int) -> int:
+        return ceil(tokens / self.knobs.block_size) * self.knobs.block_size
+
+    def room(self, idle: int = 0) -> float:
+        """Tokens for which SGLang has memory beside what it expects: each who decodes of its share, each prompt of the
+        step a block more than it takes and, with its last piece, all that it may generate."""
+        knobs, chosen = self.knobs, [r for r, _ in self.chosen]
+        pieces = [(r, n) for r, n in self.chosen if self.is_piece(r)]
+        expected = sum(self.left(r) * self.ratio for r in self.running if r not in chosen and not self.is_piece(r))
+        expected += self.num_decoding if knobs.order == "prefills-first" else 0
+        for r, n in pieces:
+            ends = r.num_computed_tokens + n >= r.prefill_end
+            new = min(r.max_tokens, knobs.clip_max_new_tokens) if ends else 0
+            expected += self.whole_blocks(n) + knobs.block_size + new
+        free = (len(self.pool.free) - idle) // len(self.windows) * knobs.block_size
+        return free + sum(self.whole_blocks(n) for _, n in pieces) - expected
+
+    def spare_blocks(self) -> int:
+        """Blocks that SGLang leaves empty behind a step: it evicts for one more of each request, if they are of several
+        tokens."""
+        size, prompts, others = self.knobs.block_size, [], []
+        if size == 1:
+            return 0
+        for request, n in self.chosen:
+            end = request.num_computed_tokens + n
+            taken = ceil(end / size) - ceil(request.num_computed_tokens / size)
+            (prompts if end <= request.prefill_end else others).append((n, taken))
+        grown = sum(taken for _, taken in others)
+        asked = ceil(sum(n for n, _ in prompts) / size) + len(prompts) - sum(taken for _, taken in prompts)
+        return max(asked - grown, len(others) - grown, 0)
 
     def positions(self, request: Request, tokens: int) -> int:
         """Blocks of each table that a request is given at admission, for so many tokens at least."""
@@ -652,10 +725,18 @@ class Simulation:
     def turn(self, request: Request) -> tuple:
         return self.urgency(request), request.sent, request.index
 
-    def sort_by_prefix(self) -> None:
-        """SGLang's longest-prefix order, as long as no more than 128 wait; of those that begin alike one goes first."""
-        if len(self.waiting) > 128:
+    def look_at_waiting(self) -> None:
+        """SGLang sorts those that wait by what the tree has of them, unless too many do, or now and then touches it."""
+        if self.knobs.policy == "lpm" and len(self.waiting) <= 128:
+            self.sort_by_prefix()
             return
+        if self.num_refreshes % 32 == 0:
+            for r in reversed([r for r in self.waiting[:128] if not r.tables]):
+                self.pool.match(r.text(r.num_tokens // self.knobs.block_size * self.knobs.block_size))
+        self.num_refreshes += 1
+
+    def sort_by_prefix(self) -> None:
+        """SGLang's longest-prefix order; of those that begin alike one goes first."""
         keys, leaders = {}, []
         for r in self.waiting:
             text = r.text(r.num_tokens)
@@ -670,37 +751,47 @@ class Simulation:
 
     def left(self, request: Request) -> int:
         """Tokens that SGLang thinks a request may still generate."""
-        left = request.max_tokens - request.outputs - request.num_placeholders
-        return min(left, self.knobs.clip_max_new_tokens)
+        return min(request.max_tokens - request.outputs, self.knobs.clip_max_new_tokens)
 
     def full_blocks(self, request: Request) -> int:
         return len(self.windows) * ceil((request.prompt_tokens + request.max_tokens) / self.knobs.block_size)
 
-    def retract(self) -> None:
-        """Before a decode step: requests with few outputs and long prompts leave until the others have memory."""
-        ratio, retracted = self.ratio, False
-        while len(rest := [r for r in self.running if r not in [chosen for chosen, _ in self.chosen]]) > 1:
-            needed = 0
-            for r in rest:
-                known = r.num_tokens + r.num_placeholders
-                if r.num_computed_tokens < known < r.prompt_tokens + r.max_tokens:
-                    missing = ceil((r.num_computed_tokens + 1) / self.knobs.block_size) - len(r.tables[0])
-                    needed += max(missing, 0) * len(self.windows)
-            if needed <= len(self.pool.free):
+    def retract(self) -> bool:
+        """Before a decode step: requests with few outputs and long prompts leave until the others have memory. False if
+        nobody decodes now: beside prompts nobody is retracted, nor while somebody's last token is in flight."""
+        size, before = self.knobs.block_size, len(self.running)
+        chosen = [r for r, _ in self.chosen]
+        rest = [r for r in self.running if r not in chosen and not self.is_piece(r)]
+        ending = [r for r in rest if r.num_placeholders and r.num_tokens + 1 >= r.prompt_tokens + r.max_tokens]
+        rest = [r for r in rest if r not in ending]
+        while True:
+            grows = [r for r in rest if r.num_computed_tokens < r.num_tokens + r.num_placeholders]
+            missing = [max(ceil((r.num_computed_tokens + 1) / size) - len(r.tables[0]), 0) for r in grows]
+            fits = sum(missing) * len(self.windows) <= len(self.pool.free)
+            if self.knobs.radix and not fits:
+                self.pool.make_room(sum(missing))  # nothing stays
+            if chosen:
+                self.full = self.full and not fits
+                return fits
+            if not fits and ending:
+                return False
+            if fits or len(rest) <= 1:
                 break
             victim = sorted(rest, key=lambda r: (r.outputs, -r.prompt_tokens), reverse=True)[-1]
             self.running.remove(victim)
+            rest.remove(victim)
             self.preempt(victim)
             self.waiting.append(victim)
             self.waiting.sort(key=self.place)
-            retracted = True
             if self.knobs.radix:
-                self.pool.make_room(ceil(20 * (len(rest) - 1) / self.knobs.block_size))
-        if retracted:
-            decoded, wished = sum(r.outputs for r in self.running), sum(r.max_tokens for r in self.running)
-            self.ratio = min(1, (decoded + 20 * len(self.running)) / (wished + 1))
-        elif self.running:
-            self.ratio = max(ratio - self.knobs.new_token_ratio_decay, self.knobs.min_new_token_ratio)
+                self.pool.make_room(ceil(20 * len(rest) / size))
+        if len(self.running) < before:
+            self.full = False
+            decoded, wished = sum(r.outputs for r in rest), sum(r.max_tokens for r in rest)
+            self.ratio = min(1, (decoded + 20 * len(rest)) / (wished + 1))
+        elif rest:
+            self.ratio = max(self.ratio - self.knobs.new_token_ratio_decay, self.knobs.min_new_token_ratio)
+        return True
 
     def allocate(self, request: Request, computed: int, num_tokens: int, ahead: int = 0, room: int = 0, step=None):
         """Free what left its window, take blocks up to num_tokens and `ahead` behind them, or room, hash those full of
@@ -1022,6 +1113,10 @@ class Simulation:
             request.num_in_flight_tokens -= entry.n
             if request.status == COMPLETED or not entry.samples:
                 continue  # COMPLETED: async scheduling's wasted step
+            retracted = self.knobs.retracts and self.knobs.async_scheduling and request not in self.running
+            if retracted and not request.num_swapped:
+                request.num_placeholders -= 1 + entry.verified  # SGLang computes it again
+                continue
             accepted = 0
             if entry.verified:
                 most = min(entry.verified, self.knobs.depth)
@@ -1046,7 +1141,8 @@ class Simulation:
             if request.outputs >= min(request.output_tokens, request.max_tokens):
                 request.status = COMPLETED
                 if self.knobs.radix and request in self.running and request.num_computed_tokens > request.prefill_end:
-                    self.pool.insert(request, min(request.num_computed_tokens, request.num_tokens - 1))
+                    self.pool.insert(request, min(request.num_computed_tokens, request.num_tokens))
+                self.full = self.full and request not in self.running
                 (self.running if request in self.running else self.waiting).remove(request)
                 self.release(request)
                 if self.knobs.max_concurrency:

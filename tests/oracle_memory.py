@@ -216,7 +216,16 @@ class RadixPool:
         self.lock(request.node, -1)
         self.lock(node)
         request.node, request.tree_tokens = node, length
+        self.part_answer(request)
         table[:after] = [block for one in self.path(node) for block in one.blocks]
+
+    def part_answer(self, request) -> None:
+        """A node ends where the prompt does."""
+        end, prompt = 0, request.prompt_tokens // self.block_size * self.block_size
+        for node in self.path(request.node):
+            begin, end = end, end + len(node.tokens)
+            if begin < prompt < end:
+                self.split(node, prompt - begin)
 
     def release(self, request) -> None:
         own = request.tree_tokens // self.block_size

@@ -81,7 +81,7 @@ def families(draw) -> dict:
         return {}
     clip = draw(st.sampled_from([0, 0, 3, 30]))
     return {
-        "order": draw(st.sampled_from(["running-first", "decodes-first", "prefills-only"])),
+        "order": draw(st.sampled_from(["running-first", "decodes-first", "prefills-first", "prefills-only"])),
         "reserve": draw(st.sampled_from(["first-chunk", "whole-prompt", "max-model-len", "to-completion"])),
         "admit_when_idle": draw(st.sampled_from([False, False, True])),
         "late_hits": draw(st.sampled_from(["hit", "miss", "wait"])),

@@ -176,7 +176,7 @@ def test_a_knob_that_only_one_engine_has(tmp_path):
     with pytest.raises(InputError, match=r"engine.enable_mixed_chunk: only sglang presets have it; remove it for vllm"):
         resolve(Engine(enable_mixed_chunk=True), H100, 4096)
     ours = scenario_of(tmp_path, ours={"base": "sglang-0.5", "enable_mixed_chunk": True})
-    assert deployment_of(ours).engine.order == "decodes-first"
+    assert deployment_of(ours).engine.order == "prefills-first"
     assert isinstance(deployment_of(ours).engine, ResolvedEngine)
 
 

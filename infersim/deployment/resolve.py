@@ -77,7 +77,7 @@ def _follow(knobs: dict[str, Any], origin: dict[str, str]) -> None:
     if knobs["chunked_order"] and knobs["enable_chunked_prefill"]:
         knobs["order"] = knobs["chunked_order"]
     if knobs["enable_mixed_chunk"]:
-        put("order", "decodes-first", origin["enable_mixed_chunk"])
+        put("order", "prefills-first", origin["enable_mixed_chunk"])
 
 
 def deploy(

@@ -233,10 +233,10 @@ KNOBS: tuple[Knob, ...] = (
     Knob("version", str, "of the engine, or the paper that describes it", "", user=False),
     Knob("order", str,
          "what a step is made of: running-first (in order of admission, then waiting ones), decodes-first,"
-         " prefills-only (a step with a prefill has no decodes)", "running-first",
-         choices=("running-first", "decodes-first", "prefills-only"), user=False, record="i4"),
+         " prefills-first, prefills-only (a step with a prefill has no decodes)", "running-first",
+         choices=("running-first", "decodes-first", "prefills-first", "prefills-only"), user=False, record="i4"),
     Knob("chunked_order", str, "the order under chunked prefill, if that is another",
-         choices=("running-first", "decodes-first", "prefills-only"), user=False),
+         choices=("running-first", "decodes-first", "prefills-first", "prefills-only"), user=False),
     Knob("skip_unfit_prefill", bool,
          "chunked prefill off: a prompt above the budget lets the next ones try, rather than ending the scan", False,
          user=False, record="i1"),

@@ -1,4 +1,4 @@
-"""Recorded decisions of vLLM's own Scheduler, replayed: the engine must decide alike, step by step.
+"""Recorded decisions of vLLM's and SGLang's own schedulers, replayed: the engine must decide alike, step by step.
 
 A line of a record is {"scenario", "decisions"}. In both every step with tokens lasts a second on the device (of a
 pipeline each stage its share of it) and a schedule() takes SCHEDULE on the engine core's clock.
@@ -36,8 +36,9 @@ def read(path: Path) -> list[dict]:
 
 
 def preset_of(version: str) -> str:
-    """The preset of a release, "0.19.1" for example."""
-    return "vllm-" + ".".join(version.split(".")[:2])
+    """The preset of a release, "0.19.1" or "sglang-0.5.23" for example."""
+    engine, _, number = version.rpartition("-")
+    return f"{engine or 'vllm'}-" + ".".join(number.split(".")[:2])
 
 
 def knobs_of(config: dict, preset: str) -> dict:
@@ -52,14 +53,16 @@ def knobs_of(config: dict, preset: str) -> dict:
         knobs["reserve_full_isl"] = config["scheduler_reserve_full_isl"]
     return knobs | {
         "block_size": config["block_size"],
-        "num_gpu_blocks": config["num_gpu_blocks"],
+        "num_gpu_blocks": config["num_gpu_blocks"] + ("mixed" in config),  # vLLM's first is its null block
         "max_num_seqs": config["max_num_seqs"],
         "max_num_batched_tokens": config["max_num_batched_tokens"] - beforehand,
         "max_model_len": config["max_model_len"],
         "chunked_prefill": config["enable_chunked_prefill"],
         "long_prefill_token_threshold": config["long_prefill_token_threshold"],
-        "enable_prefix_caching": config["enable_prefix_caching"],
+        "enable_prefix_caching": config["enable_prefix_caching"] and values["prefix_cache"] == "blocks",
         "policy": config["policy"],
+        "radix": values["prefix_cache"] == "radix" and config["enable_prefix_caching"],
+        "order": "prefills-first" if config.get("mixed") else values["order"],
         "async_scheduling": config["async_scheduling"],
         "steps_in_flight": 2 if config["async_scheduling"] else config["pipeline"],
         "watermark_blocks": int(config["watermark"] * config["num_gpu_blocks"]),
@@ -214,9 +217,9 @@ def first_difference(record: dict, preset: str) -> str | None:
     theirs, ours = recorded_steps(record["decisions"]), Replay(record["scenario"], preset).run()
     for i, (want, got) in enumerate(zip(theirs, ours.steps, strict=False)):
         if want != got:
-            return f"step {i}: vLLM {want}\n        ours {got}"
+            return f"step {i}: theirs {want}\n        ours   {got}"
     if len(theirs) != len(ours.steps):
-        return f"vLLM makes {len(theirs)} steps, we {len(ours.steps)}; stuck: {ours.stuck}"
+        return f"they make {len(theirs)} steps, we {len(ours.steps)}; stuck: {ours.stuck}"
     for q, want in enumerate(record["decisions"]["requests"]):
         row = ours.fleet.requests[q]
         got = {
@@ -228,7 +231,7 @@ def first_difference(record: dict, preset: str) -> str | None:
             "last": float(row["last_token"]),
         }
         if any(want[name] != value for name, value in got.items() if want[name] not in (None, -1)):
-            return f"request {q}: vLLM {want}, ours {got}"
+            return f"request {q}: theirs {want}, ours {got}"
     return None
 
 

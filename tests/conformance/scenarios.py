@@ -1,6 +1,6 @@
 """Random scenarios for the referee, one JSON object a line: every feature that a preset claims, tight memory, ties.
 
-python tests/conformance/scenarios.py SEED NUMBER [FEATURE ...]      NUMBER of each feature; default: all
+python tests/conformance/scenarios.py ENGINE SEED NUMBER [FEATURE ...]      vllm or sglang; NUMBER of each; default: all
 """
 
 import json
@@ -76,6 +76,36 @@ def scenario(random: Random, feature: str, number: int) -> dict:
     return {"id": f"{feature}/{number}", "feature": feature, "config": config, "requests": rows, "accept": accept}
 
 
+SGLANG = (
+    "plain", "tight", "early", "unchunked", "caching", "turns", "tight+turns", "lpm", "lpm+turns", "page", "page+turns",
+    "mixed", "mixed+turns", "wild",
+)  # fmt: skip
+"""features of SGLang; again under asynchronous scheduling (its overlap schedule)"""
+
+
+def of_sglang(random: Random, feature: str, number: int) -> dict:
+    """One scenario for SGLang: memory is counted in pages, of one token but with `page`."""
+    parts = set(feature.split("+"))
+    if "wild" in parts:
+        parts |= set(random.sample(["tight", "early", "caching", "turns", "lpm", "page", "mixed"], 4))
+    has = parts | ({"caching"} if "lpm" in parts else set())
+    each = scenario(random, "+".join(sorted(has - {"wild"})), number)
+    config, size = each["config"], random.choice([2, 16, 64]) if "page" in has else 1
+    tokens = config["num_gpu_blocks"] * config["block_size"]
+    most = max(row["prompt"] + row["max_tokens"] for row in each["requests"])
+    tokens = max(tokens if "tight" not in has else random.randint(most, 3 * most), most) + 2 * size + 1
+    budget = config["max_num_batched_tokens"]
+    config |= {
+        "block_size": size,
+        "num_gpu_blocks": -(-tokens // size),
+        "max_num_batched_tokens": -(-budget // size) * size + (config["max_num_seqs"] if "mixed" in has else 0),
+        "policy": "lpm" if "lpm" in has else "fcfs",
+        "mixed": "mixed" in has,
+        "max_prefill_tokens": 0 if "unchunked" in has else 16384,
+    }
+    return each | {"id": f"{feature}/{number}", "feature": feature}
+
+
 def accepted(random: Random, chance: float, k: int) -> int:
     n = 0
     while n < k and random.random() < chance:
@@ -124,12 +154,13 @@ def requests(random: Random, has: set, length: int) -> list[dict]:
     return rows
 
 
-def scenarios(seed: int, number: int, features: tuple[str, ...] = ()) -> list[dict]:
+def scenarios(seed: int, number: int, features: tuple[str, ...] = (), engine: str = "vllm") -> list[dict]:
     """`number` of each feature, and again under asynchronous scheduling where it runs so."""
-    every = [*FEATURES, *(f"async+{name}" for name in FEATURES if not name.startswith(SYNCHRONOUS))]
-    return [scenario(Random(f"{seed} {name} {i}"), name, i) for name in features or every for i in range(number)]
+    known, draw = (SGLANG, of_sglang) if engine == "sglang" else (FEATURES, scenario)
+    every = [*known, *(f"async+{name}" for name in known if not name.startswith(SYNCHRONOUS))]
+    return [draw(Random(f"{seed} {name} {i}"), name, i) for name in features or every for i in range(number)]
 
 
 if __name__ == "__main__":
-    for each in scenarios(int(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:])):
+    for each in scenarios(int(sys.argv[2]), int(sys.argv[3]), tuple(sys.argv[4:]), sys.argv[1]):
         print(json.dumps(each))

@@ -15,7 +15,7 @@ from .interface import FINISHED, PREFILL_DONE
 from .njit import apart, compiled, inlined
 from .queue import remove
 from .radix import insert, release_path
-from .replica import count_outstanding, log_event, observe, send
+from .replica import count_outstanding, log_event, observe, rest, send
 from .speculation import num_accepted, uniform
 from .state import COMPLETED, RUNNING, WAITING
 
@@ -54,6 +54,8 @@ def update_from_output(a, r):
     if regular_gaps > 0:
         a.histogram[gap_bin(end - last_end)] += regular_gaps
     replica.last_end = end
+    if knobs.clip_max_new_tokens > 0:
+        rest(a, r)
 
 
 @inlined
@@ -73,7 +75,7 @@ def update_requests(a, core, r, rank, count, end):
             continue
         request = a.requests[q]
         drafts = num_drafts_of(core, i) if speculates else 0
-        if request.status >= COMPLETED:
+        if request.status >= COMPLETED or is_thrown_away(request, knobs, drafts):
             replica.num_wasted_tokens += 1 + drafts
             continue
         more = 0
@@ -104,6 +106,15 @@ def update_requests(a, core, r, rank, count, end):
     if any_finished:
         drop_finished(a.requests, core.scheduler, core.running)
     return regular_gaps
+
+
+@inlined
+def is_thrown_away(request, knobs, drafts):
+    """SGLang computes the token in flight of a retracted request again."""
+    retracted = knobs.retracts and knobs.async_scheduling and request.status == WAITING and request.num_swapped == 0
+    if retracted:
+        request.num_tokens -= 1 + drafts
+    return retracted
 
 
 @compiled
@@ -180,7 +191,7 @@ def end_text(q, scheduler, knobs, requests, nodes, segments):
     """What the completed request q has computed since its prefill enters the radix tree; it holds that no longer, but
     for somebody who is still to read it."""
     request = requests[q]
-    computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens - 1)
+    computed = min(request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens)
     if computed > request.prefill_end:  # else it was preempted, or ends with its prefill
         insert(q, computed, scheduler, knobs, requests, nodes, segments)
     if not request.hold:
@@ -210,6 +221,7 @@ def drop_finished(requests, scheduler, running):
             running[kept] = q
             kept += 1
     scheduler.num_running = kept
+    scheduler.batch_is_full = 0
 
 
 @compiled

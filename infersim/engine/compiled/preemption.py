@@ -4,10 +4,10 @@ from .allocation import free
 from .blocks import has_windows, identify, remember
 from .entries import num_drafts_of, num_tokens_of
 from .groups import swap_out
-from .njit import apart, compiled
-from .queue import comes_later, is_ordered, push_back, put_back
-from .radix import evict, release_path
-from .state import RETRACT_STEPS, WAITING
+from .njit import compiled
+from .queue import comes_later, is_ordered, put_back
+from .radix import release_path
+from .state import WAITING
 
 
 @compiled
@@ -114,61 +114,3 @@ def preempt_last(core):
     preempt(core, victim)
     put_back(requests, core.scheduler, policy, victim)
     return victim
-
-
-@apart
-def retract(core):
-    """Retract requests until every other can decode one token (SGLang's retract_decode), and expect accordingly much of
-    what the others may generate.
-
-    Those with the fewest outputs go first, of equal ones those with the longest prompts; to the end of the queue.
-    """
-    requests, scheduler, knobs, running = core.requests, core.scheduler, core.knobs, core.running
-    retracted = False
-    victim, others = next_retracted(core)
-    while victim >= 0:
-        q = running[victim]
-        drop(scheduler, running, victim)
-        preempt(core, q)
-        if knobs.radix:  # room for some steps of all that remain (ScheduleBatch.release_req)
-            tokens = RETRACT_STEPS * others
-            evict(core.nodes, scheduler, (tokens + knobs.block_size - 1) // knobs.block_size)
-        push_back(requests, scheduler, knobs.policy, q)
-        retracted = True
-        victim, others = next_retracted(core)
-    if retracted:
-        decoded, wished = 0.0, 0.0
-        for i in range(scheduler.num_running):
-            decoded += requests[running[i]].num_output_tokens
-            wished += requests[running[i]].max_tokens
-        scheduler.new_token_ratio = min(1.0, (decoded + RETRACT_STEPS * scheduler.num_running) / (wished + 1.0))
-    elif scheduler.num_running > 0:
-        scheduler.new_token_ratio = max(
-            scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio
-        )
-
-
-@compiled
-def next_retracted(core):
-    """Place in the running list of who is retracted next, -1 if there is memory for a token of each; and how many
-    others decode."""
-    requests, scheduler, running = core.requests, core.scheduler, core.running
-    needed, others, victim = 0, 0, -1
-    for i in range(scheduler.num_running):
-        request = requests[running[i]]
-        if request.last_step == core.replica.num_steps:
-            continue  # a prefill of this step
-        others += 1
-        decodes = request.num_computed_tokens < request.num_tokens < request.max_num_tokens
-        if decodes and request.num_computed_tokens + 1 > request.table_length * core.knobs.block_size:
-            needed += scheduler.num_tables
-        if victim < 0:
-            victim = i
-        fewest = requests[running[victim]]
-        if request.num_output_tokens < fewest.num_output_tokens or (
-            request.num_output_tokens == fewest.num_output_tokens and request.prompt_tokens >= fewest.prompt_tokens
-        ):
-            victim = i
-    if needed <= scheduler.free_blocks or others <= 1:
-        victim = -1
-    return victim, others - 1

@@ -23,6 +23,7 @@ from .state import LONGEST_PREFIX
 
 NODE_SALT = 0x632BE59BD9B4E019  # odd, without structure
 NUM_BUCKETS = 1 << 14  # of the hash table of nodes: few enough to stay in a processor's cache
+REFRESH_INTERVAL, REFRESH_LIMIT = 32, 128  # WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX
 LPM_LIMIT = 128  # requests waiting, above which they are no longer sorted (SchedulePolicy._determine_active_policy)
 SHARED_LIMIT = 32  # IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD and _DEPRIORITIZE_THRESHOLD, in tokens
 DEFERRED, FIRST = -1, 2**31 - 1  # in place of the tokens by which waiting requests are sorted
@@ -307,6 +308,20 @@ def insert(q, until, scheduler, knobs, requests, nodes, segments):
         request.segment, request.segment_offset = skip(request, segments, row.segment, row.offset, until - tokens)
         node = leaf
     request.node, request.tree_tokens = node, until
+    part_answer(request, scheduler, knobs.block_size, requests, nodes, segments)
+
+
+@compiled
+def part_answer(request, scheduler, block_size, requests, nodes, segments):
+    """A node ends where the request's prompt does, so that its answer can be forgotten alone."""
+    node, begin = request.node, request.tree_tokens
+    prompt = request.prompt_tokens - request.prompt_tokens % block_size
+    while node > 0 and begin > prompt:
+        begin -= nodes[node].num_blocks * block_size
+        if begin < prompt and begin + nodes[node].num_blocks * block_size > prompt > 0:
+            split(nodes, scheduler, requests, segments, block_size, node, (prompt - begin) // block_size)
+            return
+        node = nodes[node].parent
 
 
 @compiled
@@ -337,13 +352,11 @@ def sort_key(request):
 
 @compiled
 def sort_by_prefix(requests, scheduler, knobs, nodes, segments):
-    """Those of whose text the tree has most come first, stably, unless too many wait (SchedulePolicy.calc_priority).
+    """Those of whose text the tree has most come first, stably (SchedulePolicy.calc_priority).
 
     Of several that begin alike and are not in the tree, all but the first come last: they can share its text when it
     has run.
     """
-    if scheduler.num_waiting > LPM_LIMIT:
-        return
     q = scheduler.waiting_head
     while q >= 0:
         request = requests[q]
@@ -377,11 +390,34 @@ def sort_by_prefix(requests, scheduler, knobs, nodes, segments):
 
 
 @compiled
+def refresh(requests, scheduler, knobs, nodes, segments):
+    """Text that the first who wait share counts as used now and then, that of the head last (SchedulePolicy's
+    _touch_waiting_prefixes)."""
+    scheduler.num_refreshes += 1
+    if (scheduler.num_refreshes - 1) % REFRESH_INTERVAL > 0:
+        return
+    q = scheduler.waiting_head
+    for _ in range(min(scheduler.num_waiting, REFRESH_LIMIT) - 1):
+        q = requests[q].next
+    while q >= 0:
+        request = requests[q]
+        if request.num_blocks == 0:
+            known = request.prompt_tokens + request.num_output_tokens
+            match_prefix(request, known, scheduler, knobs, requests, nodes, segments)
+        q = request.prev
+
+
+@compiled
 def before_step(requests, scheduler, knobs, running, nodes, segments):
     """Chunks of prompts that have run enter the tree (stash_chunked_request), and who waits is sorted."""
     for i in range(scheduler.num_running):
         q = running[i]
         if requests[q].num_computed_tokens < requests[q].prefill_end:
             insert(q, requests[q].num_computed_tokens, scheduler, knobs, requests, nodes, segments)
-    if knobs.policy == LONGEST_PREFIX and scheduler.num_running < knobs.max_num_seqs:
+    looks = scheduler.admits if knobs.clip_max_new_tokens > 0 else scheduler.num_running < knobs.max_num_seqs
+    if scheduler.num_waiting == 0 or not looks:
+        return
+    if knobs.policy == LONGEST_PREFIX and scheduler.num_waiting <= LPM_LIMIT:
         sort_by_prefix(requests, scheduler, knobs, nodes, segments)
+    else:
+        refresh(requests, scheduler, knobs, nodes, segments)

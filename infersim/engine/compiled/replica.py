@@ -8,6 +8,7 @@ import math
 
 from .allocation import free
 from .arrays import core_of
+from .expectation import look_for_prompts, spare_blocks
 from .groups import forget
 from .interface import FINISHED, TURNED_AWAY
 from .njit import compiled, inlined
@@ -21,6 +22,7 @@ from .state import (
     HOST,
     OVER_MAX_MODEL_LEN,
     PENDING,
+    PREFILLS_BESIDE_DECODES,
     PROMPT_TOO_LONG,
     REJECTED,
     UNTIL_DONE,
@@ -205,6 +207,16 @@ def turn_away(a, r, rank):
     return found
 
 
+@compiled
+def rest(a, r):
+    """With nothing to do for a while, as much is expected of requests as at first (SGLang's Scheduler.on_idle)."""
+    replica, knobs, first = a.replicas[r], a.knobs[r], r * a.call.ranks
+    idle = replica.in_flight == 0 and is_empty(a.schedulers, first, a.call.ranks)
+    if idle and next_time(a.requests, replica, a.schedulers, first, a.call.ranks, knobs, a.step_end[r]) > replica.now:
+        for rank in range(first, first + a.call.ranks):
+            a.schedulers[rank].new_token_ratio = knobs.new_token_ratio
+
+
 @inlined
 def next_time(requests, replica, schedulers, first, ranks, knobs, step_end):
     """When this replica does something next, if nobody submits anything before: inf if never."""
@@ -242,10 +254,18 @@ def next_loaded(a, r):
     return soonest
 
 
+@compiled
+def prepare(a, r, rank, slot):
+    """What SGLang does before a step."""
+    look_for_prompts(core_of(a, r, rank, slot))
+    if a.knobs[r].radix:
+        before_step(a.requests, a.schedulers[rank], a.knobs[r], a.running[rank], a.nodes[rank], a.segments)
+
+
 @inlined
 def start_step(a, r):
     """Schedule at the replica's `now`, and put the step in flight. False if there is work and no progress."""
-    call, requests, replica, knobs, price = a.call, a.requests, a.replicas[r], a.knobs[r], a.prices[r]
+    call, replica, knobs, price = a.call, a.replicas[r], a.knobs[r], a.prices[r]
     first = r * call.ranks
     send(a, r, replica.now, 0.0)
     observe(a, r, replica.now)
@@ -263,11 +283,11 @@ def start_step(a, r):
     again = False  # another schedule may do what this one did not
     for rank in range(first, first + call.ranks):
         scheduler = a.schedulers[rank]
-        if knobs.radix:
-            before_step(requests, scheduler, knobs, a.running[rank], a.nodes[rank], a.segments)
+        if knobs.radix or knobs.clip_max_new_tokens > 0 or knobs.order == PREFILLS_BESIDE_DECODES:
+            prepare(a, r, rank, slot)
         schedule(core_of(a, r, rank, slot))
         if knobs.radix:
-            evict(a.nodes[rank], scheduler, 0)
+            evict(a.nodes[rank], scheduler, spare_blocks(core_of(a, r, rank, slot)))
         a.counts[rank, slot] = scheduler.num_entries
         again |= (scheduler.num_given_up > 0 and turn_away(a, r, rank)) or scheduler.begun != 0  # it may take no time
         tokens += scheduler.num_tokens

@@ -8,9 +8,20 @@ scheduler's row.
 from .allocation import allocate_slots, begin_load, gate, get_computed_blocks, keeps_tables, promised_blocks
 from .blocks import has_windows, identify
 from .entries import num_drafts_of, num_tokens_of, write_entry
+from .expectation import (
+    end_admission,
+    expect,
+    fits,
+    piece_of_prompt,
+    reserve,
+    retract,
+    room,
+    see_that_it_is_full,
+    whole_blocks,
+)
 from .gang import decode_group, readmit_group
 from .njit import apart, compiled, inlined
-from .preemption import preempt_last, retract
+from .preemption import preempt_last
 from .pricing import add_drafts, add_to_sums, add_verification, clear
 from .queue import is_ordered, put_back, remove
 from .state import (
@@ -21,6 +32,7 @@ from .state import (
     DECODES_IF_NO_PREFILL,
     EVERYTHING,
     PREFILLS,
+    PREFILLS_BESIDE_DECODES,
     RESERVE_TO_COMPLETION,
     RESERVED_PER_SEQUENCE,
     RUNNING,
@@ -46,7 +58,8 @@ def schedule(core):
         phases >>= 3
         if phase == ADMIT:
             scheduler.num_running_entries = scheduler.num_entries
-            if not (scheduler.preempted or (knobs.admit_when_idle and was_running > 0)):
+            shut = knobs.clip_max_new_tokens > 0 and scheduler.admits == 0
+            if not (scheduler.preempted or shut or (knobs.admit_when_idle and was_running > 0)):
                 schedule_waiting(core)
                 if not scheduler.defers_prefills:
                     scheduler.capacity_bound = scheduler.num_waiting > 0
@@ -55,12 +68,19 @@ def schedule(core):
             if scheduler.prefilled:
                 continue
             phase = DECODES
+        if phase == DECODES and knobs.order == PREFILLS_BESIDE_DECODES:
+            scheduler.set_aside += scheduler.token_budget - scheduler.num_decoding
+            scheduler.token_budget = scheduler.num_decoding
+        if phase == DECODES and knobs.retracts and not retract(core):
+            continue
+        if phase == DECODES and knobs.order == PREFILLS_BESIDE_DECODES:
+            put_first(core)
         schedule_running(core, phase)
     if scheduler.recount:
         recount(core)
     draft(core)
     scheduler.num_scheduled = scheduler.num_entries + scheduler.num_forked
-    scheduler.num_tokens = knobs.max_num_batched_tokens - scheduler.token_budget
+    scheduler.num_tokens = knobs.max_num_batched_tokens - scheduler.token_budget - scheduler.set_aside
     scheduler.num_tokens -= knobs.draft_slots * (1 + scheduler.num_entries)
     scheduler.held_tokens += scheduler.num_tokens - scheduler.num_forked
 
@@ -80,11 +100,12 @@ def begin_step(core):
     scheduler.prefill_running = scheduler.recount = 0
     scheduler.num_verified = scheduler.num_drafting = 0
     scheduler.preempted = scheduler.prefilled = scheduler.begun = 0
-    scheduler.wished_tokens = scheduler.defers_prefills = 0
+    scheduler.defers_prefills = scheduler.set_aside = 0
     if knobs.prefill_schedule_interval > 1:
         scheduler.defers_prefills = defers_prefills(core)
-    if knobs.clip_max_new_tokens > 0 and scheduler.waiting_head >= 0:
-        scheduler.wished_tokens = wished_tokens(core)
+    if knobs.order == PREFILLS_BESIDE_DECODES:
+        scheduler.token_budget -= scheduler.num_decoding
+        scheduler.set_aside = scheduler.num_decoding
 
 
 @compiled
@@ -100,13 +121,16 @@ def defers_prefills(core):
 
 
 @compiled
-def wished_tokens(core):
-    """Tokens that running requests may still generate, as SGLang counts them: it expects new_token_ratio of them."""
-    wished = 0
-    for i in range(core.scheduler.num_running):
-        request = core.requests[core.running[i]]
-        wished += min(request.max_num_tokens - request.num_tokens, core.knobs.clip_max_new_tokens)
-    return wished
+def put_first(core):
+    """Prompts of this step go before who decodes beside them (ScheduleBatch.mix_with_running)."""
+    running, n = core.running, core.scheduler.num_running
+    place = n
+    for i in range(n - 1, -1, -1):
+        if core.requests[running[i]].last_step != core.replica.num_steps:
+            place -= 1
+            running[place] = running[i]
+    for entry in range(place):
+        running[entry] = core.step[entry] if core.step[entry] >= 0 else ~core.step[entry]
 
 
 @inlined
@@ -152,8 +176,6 @@ def count(core, computed, n, drafts):
 def schedule_running(core, phase):
     """The running requests of this phase, in order of admission, as far as the token budget goes."""
     requests, scheduler, knobs, running = core.requests, core.scheduler, core.knobs, core.running
-    if phase == DECODES and knobs.retracts:
-        retract(core)
     only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and not scheduler.defers_prefills
     only_full = only_full and knobs.lookahead == 0 and knobs.padded_drafts == 0
     placeholder = 1 if knobs.async_scheduling else 0
@@ -208,8 +230,9 @@ def schedule_one(core, q, place):
             scheduler.num_entries += 1
             scheduler.token_budget -= n
         return place if n >= 0 else -1
-    n = num_new_tokens(core, request, scheduler.token_budget)
     computed = request.num_computed_tokens
+    piece = knobs.clip_max_new_tokens > 0 and computed < request.prefill_end
+    n = num_new_tokens(core, request, piece_of_prompt(core) if piece else scheduler.token_budget)
     if n <= 0 or (scheduler.defers_prefills and computed < request.prefill_end):
         return place
     if min(computed + n + knobs.lookahead, knobs.max_model_len) > request.slots:
@@ -227,7 +250,17 @@ def schedule_one(core, q, place):
         request.num_in_flight_tokens += n
     scheduler.num_entries += 1
     scheduler.token_budget -= n + knobs.draft_slots
+    if piece:
+        fill_blocks(core, n)
     return place
+
+
+@inlined
+def fill_blocks(core, n):
+    """A piece of a prompt takes whole blocks of the budget."""
+    more = whole_blocks(core.knobs, n) - n
+    core.scheduler.token_budget -= more
+    core.scheduler.set_aside += more
 
 
 @inlined
@@ -296,17 +329,26 @@ def extend_slots(core, q, num_tokens):
 def schedule_waiting(core):
     """Waiting requests, in the queue's order, until one must wait."""
     scheduler, knobs = core.scheduler, core.knobs
-    scheduler.expected_tokens = scheduler.wished_tokens * scheduler.new_token_ratio
+    expects = knobs.clip_max_new_tokens > 0
+    if expects:
+        expect(core)
     scheduler.promised_blocks = 0
     if knobs.reserve == RESERVE_TO_COMPLETION and scheduler.waiting_head >= 0:
         scheduler.promised_blocks = promised_blocks(core.requests, scheduler, knobs, core.running)
     scheduler.swapped_in = 0
     q = scheduler.waiting_head
+    if expects and q >= 0 and scheduler.token_budget <= 0 and room(core, 0) <= 0.0:
+        see_that_it_is_full(core, q)
     while q >= 0 and scheduler.token_budget > 0 and scheduler.num_running < knobs.max_num_seqs:
         after = core.requests[q].next
         if admit(core, q) == STOP:
             break
         q = after
+        if expects and room(core, 0) <= 0.0:
+            scheduler.batch_is_full = scheduler.num_decoding > 0
+            break
+    if expects:
+        end_admission(core, q)
 
 
 @apart
@@ -346,7 +388,8 @@ def admit(core, q):
     n = request.prompt_tokens + request.num_output_tokens - computed
     if scheduler.defers_prefills and n > 1:
         return STOP
-    if knobs.clip_max_new_tokens > 0 and not room_for_all(core, request, n, idle_hits):
+    expects = knobs.clip_max_new_tokens > 0
+    if expects and not fits(core, request, n, idle_hits):
         return STOP
     padded = padding(core, computed, n)
     if padded > 0 and (n + padded > scheduler.token_budget or computed + n + padded > knobs.max_model_len):
@@ -361,6 +404,11 @@ def admit(core, q):
             remove(core.requests, scheduler, q)
             put_back(core.requests, scheduler, knobs.policy, q)
         return PASSED_OVER
+    if expects and whole_blocks(knobs, n) > scheduler.token_budget and knobs.chunked_prefill:
+        blocks = scheduler.token_budget // knobs.block_size
+        if blocks == 0 and scheduler.num_entries > 0:
+            return STOP
+        n = min(n, blocks * knobs.block_size if blocks > 0 else scheduler.token_budget)
     n = min(n, scheduler.token_budget)
     if not gate(request, scheduler, knobs, looked_up, busy_hits, watermark):
         if (
@@ -400,16 +448,6 @@ def padding(core, computed, n):
     return k if n == 1 and fits and beside and not scheduler.prefill_running else 0
 
 
-@compiled
-def room_for_all(core, request, num_tokens, idle_hits):
-    """Whether there is memory for the request's tokens and for what all that run are expected to generate (SGLang's
-    PrefillAdder.add_one_req)."""
-    scheduler, knobs = core.scheduler, core.knobs
-    new = min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
-    available = (scheduler.free_blocks - idle_hits) // scheduler.num_tables * knobs.block_size
-    return scheduler.num_running == 0 or num_tokens + new + knobs.block_size < available - scheduler.expected_tokens
-
-
 @inlined
 def start_running(core, q, computed, n, padded, arrived):
     """Request q, which has its blocks, runs from token `computed` on: n in this step, `padded` of them drafts."""
@@ -432,8 +470,6 @@ def start_running(core, q, computed, n, padded, arrived):
     if knobs.reserve == RESERVE_TO_COMPLETION:
         length = (request.max_num_tokens + knobs.block_size - 1) // knobs.block_size
         scheduler.promised_blocks += scheduler.num_tables * (length - request.table_length)
-    if computed + n == num_tokens:
-        scheduler.expected_tokens += min(request.max_num_tokens - request.num_tokens, knobs.clip_max_new_tokens)
     count(core, computed, n, padded)
     if request.num_swapped > 0:
         scheduler.free_cpu_blocks += request.num_swapped
@@ -453,6 +489,9 @@ def start_running(core, q, computed, n, padded, arrived):
         request.num_tokens += 1 + padded if knobs.async_scheduling else 0
         request.num_drafts = 0
     add_entry(core, q, n, padded, samples)
+    if knobs.clip_max_new_tokens > 0:
+        reserve(core, request, n)
+        fill_blocks(core, n)
 
 
 @inlined

@@ -30,9 +30,11 @@ RESERVED_PER_SEQUENCE = 1  # times max_num_seqs: requests that may hold block ta
 
 # What a step is made of, one octal digit per phase, the first one last.
 EVERYTHING, DECODES, PREFILLS, ADMIT, DECODES_IF_NO_PREFILL = range(1, 6)
+PREFILLS_BESIDE_DECODES = PREFILLS | ADMIT << 3 | DECODES << 6
 ORDERS = {
     "running-first": EVERYTHING | ADMIT << 3,  # running requests in order of admission, then waiting ones
     "decodes-first": DECODES | PREFILLS << 3 | ADMIT << 6,
+    "prefills-first": PREFILLS_BESIDE_DECODES,  # of a budget of which each that decodes has a token
     "prefills-only": PREFILLS | ADMIT << 3 | DECODES_IF_NO_PREFILL << 6,  # a step with a prefill has no decodes
 }
 CODES = knobs.codes() | {"order": ORDERS}
@@ -311,6 +313,8 @@ SCHEDULER = np.dtype(
         ("blocked_request", "i4"),  # the request that the admission gate turned away and nothing helped since, or -1
         ("blocked_need", "i4"),  # blocks that it needs
         ("new_token_ratio", "f8"),
+        ("batch_is_full", "i4"),  # somebody did not fit, and nobody has left since
+        ("num_refreshes", "i4"),  # steps that looked for prompts in order of arrival
         # the step being made
         ("step", "i4"),  # its number
         ("token_budget", "i4"),  # tokens that it can still take
@@ -325,8 +329,11 @@ SCHEDULER = np.dtype(
         ("prefilled", "i4"),  # a prompt, or a piece of one, is in it
         ("swapped_in", "i4"),  # somebody was
         ("promised_blocks", "i4"),  # that running requests are still to get, where the engine reserves to completion
-        ("wished_tokens", "i8"),  # that running requests may still generate ...
-        ("expected_tokens", "f8"),  # ... and of which so many are expected, those newly admitted included
+        ("num_decoding", "i4"),  # that ran before it and whose prompt is computed
+        ("expected_tokens", "f8"),  # that those are expected to generate, and what its prompts reserve
+        ("step_tokens", "i4"),  # of the blocks that its prompts took
+        ("set_aside", "i4"),  # of its budget, not used: for who decodes, and to fill blocks up
+        ("admits", "i4"),  # it looks for prompts
         ("num_scheduled", "i4"),  # sequences in it
         ("num_verified", "i4"),  # drafts in it
         ("num_drafting", "i4"),  # sequences that sample in it and so draft
