@@ -117,6 +117,9 @@ RULES: tuple[Rule, ...] = (
     Rule("speculation and drafting_slots == 'max-num-seqs'"
          " and max_num_batched_tokens <= max_num_seqs * speculation.draft_slots", "engine.max_num_batched_tokens",
          "drafts take {speculation.draft_slots} for each of engine.max_num_seqs, {max_num_seqs}; must be above that"),
+    Rule("speculation and drafting_slots == 'in-step' and max_num_batched_tokens <= speculation.draft_slots",
+         "engine.max_num_batched_tokens",
+         "drafts take {speculation.draft_slots} for each sequence, which then has no token; must be above that"),
     Rule("speculation and allocator != 'paged'", "engine.allocator",
          "drafts need memory that grows; must be paged under speculation"),
     Rule("speculation and jump_forward_share > 0", "engine.jump_forward_share",
