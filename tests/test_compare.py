@@ -220,6 +220,7 @@ TECHNIQUE_PAIRS = [
     ("experts", "parallelism={tensor: 1, attention_data: 4}", {"weights", "compute"}),
     ("experts", "parallelism={tensor: 4, expert: 4}", {"weights", "compute"}),
     ("latent", "parallelism={tensor: 8, context: 2}", {"collectives"}),
+    ("latent", "parallelism={tensor: 8, prefill_context: 2}", {"prefill", "interference"}),
     ("chats", "engine.enable_prefix_caching=false", {"interference", "prefill"}),
     ("returns", "engine.kv_offloading_size=200GiB", {"compute"}),
     ("disk", "engine.kv_offloading_disk_bandwidth=2GB/s", {"offload"}),
@@ -285,8 +286,8 @@ def test_every_technique_has_a_pair():
     """At least one pair above for each; each one's setting is a key of a scenario."""
     changes = [*CHANGES, *(change for _, change, _ in TECHNIQUE_PAIRS)]
     settings = [change.partition("=")[0] for change in changes]
-    inner = [f"parallelism.{key}" for change in changes for key in ("attention_data", "expert", "context")
-             if f"{key}:" in change]  # fmt: skip
+    inner = [f"parallelism.{key}" for change in changes for key in ("attention_data", "expert", "context",
+             "prefill_context") if f" {key}:" in change]  # fmt: skip
     covered = {found.name for setting in [*settings, *inner] if (found := technique_of(setting))}
     chosen = [technique for technique in TECHNIQUES if technique.setting != TILED]
     assert covered >= {technique.name for technique in chosen}

@@ -308,6 +308,8 @@ def _parallelism(draw: Draw, model: str, gigabytes: float, profile: dict[str, An
             found |= {"enable_dbo": True} if found["all2all_backend"].startswith("deepep") and draw.chance(0.5) else {}
         return {"tensor": gpus // data, "attention_data": data, **found}
     stages = 2 if gpus > 1 and draw.chance(0.3) else 1
+    if stages == 1 and gpus % 2 == 0 and draw.chance(0.05):
+        return {"tensor": gpus // 2, "prefill_context": 2}
     found = {"tensor": gpus // stages} | ({"pipeline": stages} if stages > 1 else {})
     return found | ({"context": 2} if found["tensor"] > 1 and draw.chance(0.05) else {})
 

@@ -69,13 +69,14 @@ def update_requests(a, core, r, rank, count, end):
     last_end = replica.last_end
     regular_gaps, any_finished, num_full = 0, False, 0
     caches = knobs.async_scheduling and core.scheduler.identified
+    retracts = knobs.retracts and knobs.async_scheduling
     for i in range(count):
         q = core.step[i]
         if q < 0:
             continue
         request = a.requests[q]
         drafts = num_drafts_of(core, i) if speculates else 0
-        if request.status >= COMPLETED or is_thrown_away(request, knobs, drafts):
+        if request.status >= COMPLETED or (retracts and is_thrown_away(request, drafts)):
             replica.num_wasted_tokens += 1 + drafts
             continue
         more = 0
@@ -108,10 +109,10 @@ def update_requests(a, core, r, rank, count, end):
     return regular_gaps
 
 
-@inlined
-def is_thrown_away(request, knobs, drafts):
+@compiled
+def is_thrown_away(request, drafts):
     """SGLang computes the token in flight of a retracted request again."""
-    retracted = knobs.retracts and knobs.async_scheduling and request.status == WAITING and request.num_swapped == 0
+    retracted = request.status == WAITING and request.num_swapped == 0
     if retracted:
         request.num_tokens -= 1 + drafts
     return retracted
