@@ -158,7 +158,7 @@ def _rate(deployment: Deployment, operators: list[Operator], lengths: Lengths) -
         keys = lengths.decode_keys(op.window)
         sums = op.routed(base | NO_PREFILL | {"decode_keys": keys})
         if op.routing:  # of a large batch, whose experts' tiles are full and whose ranks have the same to do
-            sums["expert_tokens"] = tokens * op.routing.experts_per_token / op.routing.ranks
+            sums = {**sums, "expert_tokens": tokens * op.routing.experts_per_token / op.routing.ranks}
         weights += op.count * op.weights.get("step", 0.0)
         key_bytes += op.count * op.kv.get("decode_keys", 0.0) * keys
         if op.flops:
