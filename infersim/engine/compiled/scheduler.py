@@ -175,11 +175,27 @@ def count(core, computed, n, drafts):
 @inlined
 def schedule_running(core, phase):
     """The running requests of this phase, in order of admission, as far as the token budget goes."""
-    requests, scheduler, knobs, running = core.requests, core.scheduler, core.knobs, core.running
+    scheduler, knobs = core.scheduler, core.knobs
     only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and not scheduler.defers_prefills
-    only_full = only_full and knobs.lookahead == 0 and knobs.padded_drafts == 0
+    if only_full and knobs.lookahead == 0 and knobs.padded_drafts == 0:
+        schedule_mostly_decodes(core, phase)
+    else:
+        schedule_each(core, phase)
+    scheduler.prefilled |= phase == PREFILLS and scheduler.num_entries > 0
+
+
+@inlined
+def is_passed_by(core, request, phase):
+    """Whether a running request is not of this phase, or in this step already."""
+    decodes = request.num_computed_tokens >= request.prefill_end
+    return phase != EVERYTHING and ((phase == DECODES) != decodes or request.last_step == core.replica.num_steps)
+
+
+@inlined
+def schedule_mostly_decodes(core, phase):
+    """`schedule_running` where most requests need one token more, and have a slot for it."""
+    requests, scheduler, knobs, running = core.requests, core.scheduler, core.knobs, core.running
     placeholder = 1 if knobs.async_scheduling else 0
-    this_step = core.replica.num_steps
     cost = 1 + knobs.draft_slots
     # here rather than in the rows, from where a loop with calls reads again each time what changes with each request
     budget, entries, keys = scheduler.token_budget, scheduler.num_entries, 0
@@ -189,18 +205,15 @@ def schedule_running(core, phase):
         q = running[i]
         request = requests[q]
         i += 1
+        if is_passed_by(core, request, phase):
+            continue
         computed = request.num_computed_tokens
-        if phase != EVERYTHING and (
-            (phase == DECODES) != (computed >= request.prefill_end) or request.last_step == this_step
-        ):
-            continue  # not of this phase, or scheduled in this step already
         if (
-            only_full
-            and computed + 1 == request.num_tokens
+            computed + 1 == request.num_tokens
             and computed < request.slots
             and request.num_tokens < request.max_num_tokens - placeholder
             and request.num_drafts == 0
-        ):  # most requests of most steps: one token more, and a slot for it
+        ):
             num_decodes += 1
             keys += computed + 1
             compute(core, q, 1, 1, entries)
@@ -208,17 +221,35 @@ def schedule_running(core, phase):
             budget -= cost
         else:
             scheduler.token_budget, scheduler.num_entries = budget, entries
-            i = schedule_one(core, q, i)
+            i = schedule_other(core, q, i)
             budget, entries = scheduler.token_budget, scheduler.num_entries
             if i < 0:
                 break
     scheduler.token_budget, scheduler.num_entries = budget, entries
-    scheduler.prefilled |= phase == PREFILLS and entries > 0
     core.sums[0].num_decodes += num_decodes
     core.sums[0].decode_keys += keys
 
 
 @apart
+def schedule_each(core, phase):
+    """`schedule_running` where most need more: drafters, windows."""
+    i = 0
+    while i < core.scheduler.num_running and core.scheduler.token_budget > 0:
+        q = core.running[i]
+        i += 1
+        if not is_passed_by(core, core.requests[q], phase):
+            i = schedule_one(core, q, i)
+            if i < 0:
+                break
+
+
+@apart
+def schedule_other(core, q, place):
+    """`schedule_one` beside a loop of those that are alike."""
+    return schedule_one(core, q, place)
+
+
+@inlined
 def schedule_one(core, q, place):
     """Running request q, which stands before `place`, whatever it needs. Returns the place of who comes next, -1 if
     nobody does."""
