@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from .engine.fleet import Fleet, NoProgress
 from .engine.replica import ReplicaSpec
 from .engine.streaming import stream
 from .interrupt import uninterrupted
-from .metrics.overload import CLEAR, SIZES, completion_rate, overloaded
+from .metrics.overload import CLEAR, completion_rate, overloaded, sizes
 from .metrics.replicas import Replicas
 from .metrics.result import Ran, Result, select
 from .metrics.verdict import judge
@@ -35,24 +35,29 @@ from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
 
+Overloads = dict[tuple[int, int], tuple[float, float] | None]
+"""completion_rate by number of requests and of replicas"""
+
 
 def run(
     scenario: Scenario,
     progress: Progress | None = None,
     save_detailed: bool = False,
     enough: Callable[[Result], bool] | None = None,
+    overloads: Overloads | None = None,
 ) -> list[Result]:
     """Simulate every replication of a scenario: one Result each, of seed, seed + 1, ...
 
-    save_detailed keeps every inter-token gap; after a result that is `enough` no replication follows. InputError for
-    what cannot run. A keyboard interrupt ends the run early: the results so far are returned, the last one marked
-    `interrupted`.
+    save_detailed keeps every inter-token gap; after a result that is `enough` no replication follows. overloads: of
+    runs that differ in seed, rate, replicas and number of requests alone. InputError for what cannot run. A keyboard
+    interrupt ends the run early: the results so far are returned, the last one marked `interrupted`.
     """
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     sites = sites_of(scenario, kinds)
     results: list[Result] = []
     previous: Requests | None = None
+    overload = partial(completes_overloaded, scenario, {} if overloads is None else overloads)
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         try:
             requests = build_requests(scenario.workload, seed, Path())
@@ -67,7 +72,8 @@ def run(
                 f" must be 1 (got {scenario.simulation.replications})"
             )
         previous = requests
-        results.append(_simulate(scenario, kinds, sites, requests, seed, progress, save_detailed))
+        result = _simulate(scenario, kinds, sites, requests, seed, progress, save_detailed)
+        results.append(replace(result, overload=overload))
         if results[-1].interrupted or (enough and enough(results[-1])):
             break
     return results
@@ -325,7 +331,7 @@ def result_of(
         time_by_resource=fleet.time_by_resource,
         busy_time=float(rows["busy_time"].sum()),
         end_time=served.end,
-        **{name: float(rows[name].sum()) for name in sums},
+        **cast(Any, {name: float(rows[name].sum()) for name in sums}),
         num_steps=int(rows["num_steps"].sum()),
         num_scheduled_tokens=int(rows["num_scheduled_tokens"].sum()),
         num_wasted_tokens=int(rows["num_wasted_tokens"].sum()),
@@ -358,20 +364,22 @@ def result_of(
         itl_gaps=fleet.gaps if fleet.keep_gaps else None,
         itl_offsets=fleet.gap_offset[served.rows] if fleet.keep_gaps else None,
         interrupted=served.interrupted,
-        overload=partial(completes_overloaded, scenario),
     )
 
 
-def completes_overloaded(scenario: Scenario) -> tuple[float, float] | None:
+def completes_overloaded(scenario: Scenario, known: Overloads, result: Result) -> tuple[float, float] | None:
     """metrics.overload.completion_rate of the scenario: None where an overload does not tell."""
     found = None
-    for size in SIZES:
+    for size in sizes(result):
         if (more := overloaded(scenario, size)) is None:
             break
-        found = completion_rate(run(more)[0])
-        if found and found[1] - found[0] < 2 * CLEAR * found[0]:
+        one, times = more
+        key = size, one.cluster.replicas
+        if key not in known:
+            known[key] = completion_rate(run(one)[0])
+        if (found := known[key]) and found[1] - found[0] < 2 * CLEAR * found[0]:
             break
-    return found
+    return found and (times * found[0], times * found[1])
 
 
 def _role(scenario: Scenario, kind: Kind | EncodePool) -> Literal["serve", "prefill", "decode", "encode"]:

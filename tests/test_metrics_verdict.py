@@ -9,6 +9,7 @@ from verdicts import verdict_of
 
 from infersim.config.scenario import build_scenario
 from infersim.engine.compiled.state import REJECTED
+from infersim.metrics.overload import ROUTERS, completion_rate
 from infersim.metrics.verdict import (
     SATURATED,
     STABLE,
@@ -20,7 +21,7 @@ from infersim.metrics.verdict import (
     judge_flow,
     per_second,
 )
-from infersim.run import completes_overloaded, run
+from infersim.run import run
 
 SEEDS = range(40)
 
@@ -257,9 +258,10 @@ def test_an_overload_tells_what_so_few_requests_do_not(load, state):
     """One at a time: it completes one request per mean running time, whatever waits."""
     lengths = {"input_tokens": 500, "output_tokens": 50, "num_requests": 60}
     built = build_scenario(ONE_BY_ONE | {"workload": lengths | {"request_rate": 1}}, "test")
-    r = run(built)[0].requests
+    result = run(built)[0]
+    r = result.requests
     rate = 1 / float((r["last_token"] - r["scheduled"]).mean())
-    low, high = completes_overloaded(built)
+    low, high = result.completes
     assert low <= 1.01 * rate
     assert high >= 0.99 * rate
     rated = build_scenario(ONE_BY_ONE | {"workload": lengths | {"request_rate": load * rate}}, "test")
@@ -278,7 +280,20 @@ def test_what_an_overload_serves_otherwise_is_not_asked_of_one(parts):
     lengths = {"input_tokens": 500, "output_tokens": 50, "num_requests": 60, "request_rate": 5}
     load = {"workload": lengths | parts.get("workload", {})}
     built = build_scenario({"model": "Llama-3.1-8B", "hardware": "h100-sxm"} | parts | load, "test")
-    assert completes_overloaded(built) is None
+    assert run(built)[0].completes is None
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_replicas_complete_as_many_times_what_one_does(router):
+    load = {"input_tokens": 500, "output_tokens": 50, "num_requests": 200, "request_rate": 5}
+    parts = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": {"max_num_seqs": 64}}
+    built = build_scenario(parts | {"workload": load, "cluster": {"replicas": 3, "router": router}}, "test")
+    low, high = run(built)[0].completes
+    at_once = load | {"request_rate": "inf", "num_requests": 3 * 2048}
+    whole = build_scenario(parts | {"workload": at_once, "cluster": {"replicas": 3, "router": router}}, "test")
+    least, most = completion_rate(run(whole)[0])
+    assert low <= most
+    assert least <= high
 
 
 @pytest.mark.slow

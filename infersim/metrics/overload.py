@@ -1,6 +1,7 @@
 """What a deployment completes when far more arrives: the rate that it keeps up with."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -9,10 +10,8 @@ from infersim.config.scenario import Scenario
 from .confidence import student_t
 from .result import Result
 
-SIZES = (
-    2000,
-    8192,
-)  # requests that all arrive at once; more where so many do not tell, but not of pools: it takes long
+LEAST, MOST = 2048, 8192
+"""requests that all arrive at once; of pools only LEAST, as more take long"""
 GENERATIONS = 8  # as many requests as run at once: of fewer most would begin together, or end together
 BLOCKS = 10  # of the completions in the middle half
 LEVEL, CLEAR = 0.995, 0.05  # one-sided confidence of the rate, and the half-width that is narrow enough
@@ -20,12 +19,25 @@ ROUTERS = ("round-robin", "random", "least-outstanding", "power-of-two")
 """policies that spread what arrives at once as they spread what arrives one by one"""
 
 
-def overloaded(scenario: Scenario, num_requests: int) -> Scenario | None:
-    """So many of the same requests, all at once. None where those would not be served as they are when they come one by
-    one, or their rate is not constant."""
+def sizes(result: Result) -> list[int]:
+    """How many requests an overload of this run's deployment needs, by how many of them its KV cache holds, and how
+    many at most."""
+    if result.scenario.cluster.prefill:
+        return [LEAST]
+    blocks = result.block_time / result.running_time if result.running_time else 0.0  # of one request
+    held = float(result.replicas.usable_blocks[0]) / blocks if blocks else math.inf
+    running = min(held, result.engine.max_num_seqs * result.ran[0].deployment.parallelism.attention_data)
+    needed = 2 ** math.ceil(math.log2(max(1.1 * GENERATIONS * running, 1.0)))
+    return sorted({min(max(needed, LEAST), MOST), MOST})
+
+
+def overloaded(scenario: Scenario, num_requests: int) -> tuple[Scenario, int] | None:
+    """So many of the same requests, all at once, and how many such deployments there are: replicas that share nothing
+    but a router complete as many times what one does. None where requests would not be served as they are when they
+    come one by one, or their rate is not constant."""
     load, cluster = scenario.workload, scenario.cluster
     changing = load.trace or load.curve or load.spikes or load.ramp_up or not load.request_rate
-    apart = load.tenants or load.models or load.timeout or load.users or load.n > 1 or load.images or load.turns != 1
+    differ = load.tenants or load.models or load.timeout or load.users or load.n > 1 or load.images or load.turns != 1
     between = (
         cluster.kinds
         or any(g.autoscaler for g in cluster.groups)
@@ -35,12 +47,15 @@ def overloaded(scenario: Scenario, num_requests: int) -> Scenario | None:
     )
     choosing = cluster.replicas > 1 and (cluster.router.policy not in ROUTERS or cluster.router.signal_age)
     ordered = scenario.engine.scheduling_policy not in (None, "fcfs")
-    long = cluster.prefill and num_requests > SIZES[0]
-    if long or changing or math.isinf(load.request_rate or math.inf) or apart or between or choosing or ordered:
+    if changing or math.isinf(load.request_rate or math.inf) or differ or between or choosing or ordered:
         return None
-    update = {"request_rate": math.inf, "num_requests": num_requests, "duration": None, "burstiness": 1.0}
-    simulation = scenario.simulation.model_copy(update={"replications": 1, "warmup": 0.0})
-    return scenario.model_copy(update={"workload": load.model_copy(update=update), "simulation": simulation})
+    alike = {"request_rate": math.inf, "num_requests": num_requests, "duration": None, "burstiness": 1.0}
+    update: dict[str, Any] = {"workload": load.model_copy(update=alike)}
+    simulation = scenario.simulation.model_copy(update={"replications": 1, "warmup": 0.0, "seed": 0})
+    apart = not (cluster.prefill or cluster.kv_store or load.max_concurrency)
+    if apart:
+        update["cluster"] = cluster.model_copy(update={"replicas": 1})
+    return scenario.model_copy(update=update | {"simulation": simulation}), cluster.replicas if apart else 1
 
 
 def completion_rate(result: Result) -> tuple[float, float] | None:

@@ -104,13 +104,13 @@ class Result:
     itl_offsets: np.ndarray | None = None
     """i8[n]: where each request's gaps begin"""
     interrupted: bool = False
-    overload: Callable[[], tuple[float, float] | None] | None = None
+    overload: "Callable[[Result], tuple[float, float] | None] | None" = None
 
     @cached_property
     def completes(self) -> tuple[float, float] | None:
         """[low, high] of the requests/s that are completed when far more arrive (metrics.overload): None if unknown.
         Simulated when it is asked for."""
-        return self.overload() if self.overload and not self.interrupted else None
+        return self.overload(self) if self.overload and not self.interrupted else None
 
     @property
     def engine(self) -> "ResolvedEngine":

@@ -11,8 +11,8 @@ from infersim.config.scenario import Scenario
 from infersim.metrics.confidence import student_t
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
-from infersim.metrics.verdict import STABLE, TOO_SHORT, judge
-from infersim.run import longer, run
+from infersim.metrics.verdict import STABLE, TOO_SHORT, Verdict, judge
+from infersim.run import Overloads, longer, run
 
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
 LEAST, MOST = LOOKS[1], LOOKS[-1]
@@ -79,6 +79,7 @@ def decide(
     rate: float,
     min_goodput_share: float | None = None,
     at: Sequence[int] = LOOKS,
+    overloads: Overloads | None = None,
 ) -> Decision:
     """Whether so many replicas hold the SLO of the scenario at `rate` together, in every run rather than on average.
 
@@ -89,16 +90,23 @@ def decide(
     InputError if it cannot run.
     """
     runs: list[dict[str, float | None]] = []
+    overloads = {} if overloads is None else overloads
+    verdicts: list[Verdict] = []
+
+    def fails(result: Result) -> bool:
+        verdicts.append(judge(result))
+        return _fails(result, verdicts[-1])
+
     looks = list(at)
     while looks:
+        verdicts.clear()
         count = looks[0]
         seed = scenario.simulation.seed + len(runs)
-        results = run(deployed(scenario, replicas, rate, seed, count - len(runs)), enough=_fails)
+        results = run(deployed(scenario, replicas, rate, seed, count - len(runs)), enough=fails, overloads=overloads)
         if results[-1].interrupted:
             raise KeyboardInterrupt
         runs += [measure(result) for result in results]
-        verdicts = [judge(result) for result in results]
-        saturated = _fails(results[-1])
+        saturated = _fails(results[-1], verdicts[-1])
         asked = scenario.workload.request_rate
         if any(verdict.burst for verdict in verdicts) and asked is not None and rate <= asked:
             raise InputError(
@@ -126,11 +134,6 @@ def decide(
         requests = scenario.workload.num_requests
         return Decision(state, len(runs), saturated, limits, means, completed, requests, results[-1])
     raise AssertionError("the last replication decides")
-
-
-def _fails(result: Result) -> bool:
-    """Whether a run shows that the load is not kept up with: no other is needed."""
-    return not result.completed.all() or judge(result).state not in (STABLE, TOO_SHORT)
 
 
 def _state(limits: list[dict[str, Any]], replications: int, saturated: bool, needed: int) -> str:
@@ -180,3 +183,8 @@ def _bounds(name: str, limit: float, values: list[float]) -> dict[str, Any]:
         "run_upper": mean + run,
         "met": mean + run <= limit,
     }
+
+
+def _fails(result: Result, verdict: Verdict) -> bool:
+    """Whether a run shows that the load is not kept up with: no other is needed."""
+    return not result.completed.all() or verdict.state not in (STABLE, TOO_SHORT)
