@@ -518,6 +518,58 @@ def test_prefill_and_decode_scale_by_their_own_load():
     assert [row["group"] for row in served.route["autoscalers"]] == ["decode", "prefill"]
 
 
+SWITCH = {
+    "interval": 1, "prefill_queue_scale_up_threshold": 1, "prefill_queue_scale_down_threshold": 1,
+    "decode_kv_scale_up_threshold": 0.5, "decode_kv_scale_down_threshold": 0.5,
+}  # fmt: skip
+
+
+def switching(decode: int, prefill: int, **settings) -> dict:
+    groups = {"decode": {"replicas": decode}, "prefill": {"replicas": prefill}}
+    return pools() | groups | {"role_switch": SWITCH | settings}
+
+
+def test_replicas_that_idle_as_decoders_compute_the_prompts_that_wait():
+    """Nine prompts at once, three replicas of 1 s a prompt, one token each. At 1 s eight wait with the one that
+    prefills and nobody holds KV, so one more does; the next look may find another, but one decodes always. The new one
+    serves who comes from then on: the ninth request, at 1.6 s, is computed alone. It holds nobody's KV from before."""
+    served = serve_all(switching(2, 1), [server()] * 3, requests_of([0.0] * 8 + [1.6], 16, 1))
+    assert (served.requests["status"] == state.COMPLETED).all()
+    figures = served.route["role_switch"]
+    assert figures["roles"] == [(0.0, 2, 1), (1.0, 1, 1), (1.0, 1, 2)]
+    assert (figures["to_prefill"], figures["to_decode"], figures["mean_drain_s"]) == (1, 0, 0.0)
+    assert served.columns["prefilled_s"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, pytest.approx(2.6)]
+    assert served.available == pytest.approx(served.end)
+
+
+def test_a_replica_finishes_its_requests_before_it_switches():
+    """7 of the decode replica's 12 blocks are held when somebody looks at 9 s, and both prefill replicas compute a
+    prompt. One leaves when its prompt is done, at 9.6 s, and its KV has gone over; it decodes `switch_time` later."""
+    requests = requests_of([0.0, 8.4, 8.6], [112, 16, 16], 30)
+    cluster = switching(1, 2, interval=9, switch_time=0.25)
+    served = serve_all(cluster, [server(blocks=13, batch=4)] * 3, requests, block_bytes=1.0)
+    assert (served.requests["status"] == state.COMPLETED).all()
+    figures = served.route["role_switch"]
+    assert figures["roles"] == [(0.0, 1, 2), (9.0, 1, 1), (pytest.approx(9.85), 2, 1)]
+    assert (figures["to_decode"], figures["mean_drain_s"]) == (1, pytest.approx(0.6))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_who_never_looks_never_switches(seed):
+    """Two pools that share all replicas, of which none moves, decide to the bit what two pools of their own do."""
+    random = np.random.default_rng(seed)
+    requests = requests_of(np.sort(random.random(30)), random.integers(1, 40, 30), random.integers(1, 9, 30))
+    policies = ["round-robin", "random", "least-outstanding", "power-of-two", "least-kv", "weighted"]
+    routers = {name: {"replicas": 3, "router": str(random.choice(policies))} for name in ("decode", "prefill")}
+    cluster, specs = pools(1e4) | routers, [server(0.01, blocks=20, batch=4, prompts=64)] * 6
+    apart = serve_all(cluster, specs, requests, block_bytes=100.0)
+    joined = serve_all(cluster | {"role_switch": {"interval": 1e9}}, specs, requests, block_bytes=100.0)
+    assert joined.requests.tolist() == apart.requests.tolist()
+    for name, column in apart.columns.items():
+        np.testing.assert_array_equal(joined.columns[name], column)
+    assert joined.available.tolist() == apart.available.tolist()
+
+
 def test_a_computed_prompt_is_not_lost_to_scaling_down():
     """A prefill replica that is to go keeps the KV until it has arrived, however slow the link."""
     scaler = {"policy": "outstanding", "target": 1, "max": 4, "interval": 1, "scale_down_delay": 0}
@@ -682,6 +734,10 @@ def test_nothing_is_handed_over_through_a_partition():
         (pools(hand_over="sometimes"), "cluster.transfer.hand_over: must be one of 'always', 'never'"),
         (pools(hand_over=-1), "cluster.transfer.hand_over: must be a whole number >= 0"),
         (pools() | {"autoscaler": {"target": 1, "max": 2}}, "autoscaler: each group has its own; give decode.auto"),
+        ({"role_switch": {}}, "role_switch: is between prefill and decode"),
+        (pools() | {"role_switch": {"decode_kv_scale_up_threshold": 0.4}}, "decode_kv_scale_down_threshold must not"),
+        (pools() | {"role_switch": {}, "decode": {"hardware": "h200-sxm"}}, "role_switch: prefill and decode must be"),
+        (pools() | {"role_switch": {}, "failures": [{"at": 1}]}, "role_switch: is not modelled with autoscalers and"),
         (pools() | {"prefill": {"autoscaler": {"target": 1, "max": 2, "min": 0}}}, "prefill.autoscaler.min: must be"),
         ({"kinds": [{"replicas": 3, "autoscaler": {"target": 1, "max": 2}}]}, "kinds.0.replicas: must lie between"),
         ({"failures": [{}]}, "failures.0: must have at or mean_time_between"),

@@ -119,7 +119,7 @@ class Front:
         """the pool of each replica"""
         by_model: dict[str | None, list[int]] = {}
         for name, numbers in zip(spec.group_names, spec.ranges, strict=True):
-            if name not in ("prefill", "encode"):
+            if name != "encode" and (name != "prefill" or spec.role_switch):
                 by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
         router = spec.decode.router if spec.decode else spec.router
         limit = (spec.admission.max_outstanding or 0) if spec.admission else 0
@@ -487,7 +487,7 @@ class Front:
         """f8[R]: how long each replica was there."""
         seconds = np.zeros(len(self.sites))
         for pool in self.all_pools:
-            seconds[pool.members] = pool.seconds_available(end)
+            seconds[pool.members] += pool.seconds_available(end)
         return seconds
 
 

@@ -19,6 +19,7 @@ from .front import Front
 from .link import Link
 from .pool import Pool
 from .site import Site
+from .switch import RoleSwitch
 
 
 def kv_bytes(fleet: Fleet, site: Site, replica: int, tokens: int, blocks: int) -> float:
@@ -55,7 +56,12 @@ class HandOver(Front):
         self.transfer = spec.transfer
         n = len(requests)
         self.pool: Pool = self.pools[0]
-        self.prefill: Pool = self.make_pool(spec.prefill.router, list(spec.ranges[1]), 0)
+        both = self.pool.members
+        self.prefill: Pool = self.make_pool(spec.prefill.router, both if spec.role_switch else list(spec.ranges[1]), 0)
+        self.switch: RoleSwitch | None = None
+        if spec.role_switch:
+            self.switch = RoleSwitch(spec.role_switch, self, self.pool, self.prefill, spec.ranges)
+            self.clock.process(self.switch.run())
         self.bytes = 0.0
         """of KV handed over"""
         columns = (requests.prompt_tokens, 1, 1, n)
@@ -151,7 +157,7 @@ class HandOver(Front):
             self.received[i] = clock.now
             self.fleet.release(row, clock.now)
             self.fleet.send(answer, replica, clock.now)
-            self.prefill.drain(clock.now)
+            self.drain()
 
     def _bytes(self, i: int, row: int, blocks: int, replica: int) -> float:
         """What still has to be sent of request i."""
@@ -192,6 +198,11 @@ class HandOver(Front):
             for i in sorted(self.on_their_way):
                 self.lose(i, self.clock.now)
 
+    def drain(self) -> None:
+        super().drain()
+        if self.switch:
+            self.switch.go_on()
+
     @property
     def all_pools(self) -> list[Pool]:
         return [*super().all_pools, self.prefill]
@@ -221,10 +232,15 @@ class HandOver(Front):
             values = values[~np.isnan(values)]
             return float(values.mean()) * 1e3 if len(values) else None
 
-        return super().route(end) | {
-            "prefill_policy": self.prefill.router.spec.policy,
-            "handed_over": int((~np.isnan(self.received)).sum()),
-            "transfer_bytes": self.bytes,
-            "mean_wait_for_room_ms": mean(self.reserved - self.computed),
-            "mean_transfer_ms": mean(self.received - self.reserved),
-        }
+        switched = {"role_switch": self.switch.figures()} if self.switch else {}
+        return (
+            super().route(end)
+            | switched
+            | {
+                "prefill_policy": self.prefill.router.spec.policy,
+                "handed_over": int((~np.isnan(self.received)).sum()),
+                "transfer_bytes": self.bytes,
+                "mean_wait_for_room_ms": mean(self.reserved - self.computed),
+                "mean_transfer_ms": mean(self.received - self.reserved),
+            }
+        )

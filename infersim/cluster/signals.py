@@ -28,6 +28,12 @@ class Signals:
         """The replicas say how they are."""
         self._reported = (self._outstanding(), self._waits(), self._usage(), self._adapters())
 
+    def join(self, r: int) -> None:
+        """Member r comes from another pool, idle: only what it is sent from now on counts."""
+        self.routed[r] = self._finished[self._pool][r]
+        for values in self._reported[:3]:
+            values[r] = 0
+
     def _outstanding(self) -> np.ndarray:
         return self.routed - self._finished[self._pool]
 

@@ -226,6 +226,34 @@ class Transfer(Description):
     and weighted; with others nothing counts as cached)"""
 
 
+class RoleSwitch(Description):
+    """Replicas of the two pools change places when one pool is above its upper threshold and the other below its lower;
+    one at a time, the idlest, and never a pool's last. It finishes its requests, gives up its prefix cache and keeps
+    its weights (SGLang 0.5.23's /pd_role_switch; names and thresholds of Dynamo's load-based planner)."""
+
+    interval: Annotated[Seconds, Field(ge=0.01)] = 30.0
+    """time between two looks (Dynamo's adjustment-interval)"""
+    prefill_queue_scale_up_threshold: Number = 5.0
+    """requests that wait in a prefill replica, on average, above which one more is wanted"""
+    prefill_queue_scale_down_threshold: Number = 0.2
+    """and below which one may go"""
+    decode_kv_scale_up_threshold: Share = 0.9
+    """share of a decode replica's KV blocks that are held, on average, above which one more is wanted"""
+    decode_kv_scale_down_threshold: Share = 0.5
+    """and below which one may go"""
+    switch_time: Seconds = 0.0
+    """from when it has finished its requests until it serves in the other pool (queues and connections made anew;
+    SGLang captures CUDA graphs when a prefill replica decodes first)"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("prefill_queue", "decode_kv"):
+            low, high = (getattr(self, f"{name}_scale_{way}_threshold") for way in ("down", "up"))
+            if low > high:
+                raise ValueError(f"{name}_scale_down_threshold must not be above {name}_scale_up_threshold")
+        return self
+
+
 class KvStore(Description):
     """Memory of many hosts that keeps the KV of requests that have ended for all replicas (Mooncake store, a remote
     backend of HiCache or LMCache), the least recently used leaving first. What a replica has not it loads from there,
@@ -305,6 +333,8 @@ class Cluster(Description):
     """replicas that encode images; without them images are not modelled"""
     transfer: Transfer | None = None
     """the link between them"""
+    role_switch: RoleSwitch | None = None
+    """replicas of prefill and decode change places as the load asks; they must be alike"""
     kv_store: KvStore | None = None
     """a store of KV that all replicas share; replicas must be alike"""
     router: RouterOrPolicy = Router()
@@ -350,6 +380,8 @@ class Cluster(Description):
             raise ValueError("kinds: must not be given with prefill and decode, which are kinds themselves")
         if self.prefill and self.router != Router():
             raise ValueError("router: each pool has its own; give prefill.router and decode.router")
+        if self.role_switch:
+            self._check_role_switch()
         if self.autoscaler and (self.kinds or self.prefill):
             raise ValueError(f"autoscaler: each group has its own; give {self.group_names[0]}.autoscaler")
         for name, group in zip(self.group_names, groups, strict=True):
@@ -368,6 +400,15 @@ class Cluster(Description):
                     f" (got {failure.replica})"
                 )
         return self
+
+    def _check_role_switch(self) -> None:
+        if not self.prefill or not self.decode:
+            raise ValueError("role_switch: is between prefill and decode; give them or remove it")
+        one, other = (pool.model_dump(exclude={"replicas", "router"}) for pool in (self.prefill, self.decode))
+        if one != other:
+            raise ValueError("role_switch: prefill and decode must be alike but for replicas and router")
+        if self.prefill.autoscaler or self.failures:
+            raise ValueError("role_switch: is not modelled with autoscalers and failures; remove them")
 
     @property
     def groups(self) -> list[Kind | EncodePool]:

@@ -108,7 +108,8 @@ def _deployment(scenario: Scenario, kind: Kind) -> Deployment:
         return getattr(scenario, name) if mine is None else mine
 
     speculation = scenario.speculation
-    if speculation and speculation.drafter and kind is scenario.cluster.prefill:
+    cluster = scenario.cluster
+    if speculation and speculation.drafter and kind is cluster.prefill and not cluster.role_switch:
         speculation = None  # who only computes prompts has no use for a drafter
     parts = of("model"), of("hardware"), of("precision"), of("parallelism"), of("engine")
     deployment = deploy(*parts, speculation, scenario.early_exit, kind.lora or scenario.lora)

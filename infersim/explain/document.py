@@ -139,6 +139,15 @@ class Scaler(Part):
     """[s, replicas that serve from then on]"""
 
 
+class RoleSwitches(Part):
+    to_decode: int
+    to_prefill: int
+    mean_drain_s: float | None
+    """from the decision until the replica had finished its requests"""
+    roles: list[tuple[float, int, int]]
+    """[s, replicas that decode, and that prefill, from then on]"""
+
+
 class Route(Part):
     policy: str | None
     """null: one replica"""
@@ -163,6 +172,7 @@ class Route(Part):
     adapter_requests: int | None = None
     adapter_loads: int | None = None
     mean_adapter_wait_ms: float | None = None
+    role_switch: RoleSwitches | None = None
     autoscalers: list[Scaler] = []
 
 

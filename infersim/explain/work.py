@@ -93,7 +93,8 @@ class Work:
     def _cached(self) -> np.ndarray:
         """i8[n]: prompt tokens of `_served` that were not computed here: found in the prefix cache, or handed over."""
         cached = self._records["num_cached_tokens"].astype("i8")
-        if self.ran.role == "decode":  # which of them computed their prompts here the tokens tell, not the records
+        # which of them computed their prompts here the tokens tell, not the records
+        if self.ran.role == "decode" or self.result.scenario.cluster.role_switch:
             prompt, output = self._served
             here = max(self._scheduled - int(output.sum()), 0) / max(int((prompt - cached).sum()), 1)
             cached = np.maximum(cached, prompt - np.round(min(here, 1.0) * (prompt - cached)).astype("i8"))

@@ -43,6 +43,7 @@ def overloaded(scenario: Scenario, num_requests: int) -> tuple[Scenario, int] | 
         or any(g.autoscaler for g in cluster.groups)
         or cluster.admission
         or cluster.failures
+        or cluster.role_switch
         or cluster.encode
     )
     choosing = cluster.replicas > 1 and (cluster.router.policy not in ROUTERS or cluster.router.signal_age)

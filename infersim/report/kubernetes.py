@@ -79,6 +79,8 @@ def left_out(units: list[Unit]) -> list[str]:
             found.append("router.signal_age: an option of the picker's program")
         if unit.autoscaler and unit.autoscaler.policy not in METRICS:
             found.append(f"autoscaler {unit.autoscaler.policy}: no metric of the server; scaled by running requests")
+        if unit.cluster.role_switch:
+            found.append("cluster.role_switch: who watches the pools asks a server for it (SGLang's /pd_role_switch)")
         if unit.role != "serve" and unit.engine["engine"] != "vllm":
             found.append(f"pools of {unit.engine['preset']}: llm-d's side-car is told its connector, sglang")
     return list(dict.fromkeys(found))

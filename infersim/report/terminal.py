@@ -73,7 +73,7 @@ def _devices(document: dict) -> str:
     for (role, gpus, name), n in counts.items():
         pool = cluster.get(role) or {}
         most = f"{pool['autoscaler']['min']} to {n}" if pool.get("autoscaler") and n > 1 else n
-        parts.append(f"{copies(most, gpus, name)}{ROLES[role]}")
+        parts.append(f"{copies(most, gpus, name)}{ROLES[role]}{' at first' * bool(cluster.get('role_switch'))}")
     return " and ".join(parts)
 
 
@@ -261,6 +261,11 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
             f" {_number(route['mean_transfer_ms'])} ms on the way (link busy {_percent(route['link_busy_share'])})"
         )
         lines += field("hand-over", [text])
+    if switched := route.get("role_switch"):
+        drain = f", drained in {_number(switched['mean_drain_s'])} s on average" if switched["mean_drain_s"] else ""
+        _, decode, prefill = switched["roles"][-1]
+        text = f"{switched['to_decode']} switches to decode, {switched['to_prefill']} to prefill{drain};"
+        lines += field("roles", [f"{text} in the end {decode} decode and {prefill} prefill"])
     if "adapter_loads" in route:
         text = f"{route['adapter_loads']:,} loads for {route['adapter_requests']:,} requests,"
         lines += field("adapters", [f"{text} which waited {_number(route['mean_adapter_wait_ms'])} ms for a slot"])

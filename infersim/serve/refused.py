@@ -9,6 +9,8 @@ def refuse(scenario: Scenario) -> None:
     cluster, problems = scenario.cluster, []
     if cluster.encode is not None:
         problems.append("cluster.encode: is not served: prompts are text, images have no tokens here; must be left out")
+    if cluster.role_switch is not None:
+        problems.append("cluster.role_switch: is not served; must be left out")
     if any(group.autoscaler and group.autoscaler.policy == "predictive" for group in cluster.groups):
         problems.append("autoscaler.policy: predictive is not served: nobody knows what will come; must be another")
     if any(failure.kind == "partition" and failure.duration is None for failure in cluster.failures):

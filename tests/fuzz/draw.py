@@ -557,6 +557,15 @@ def cluster(draw: Draw, found: dict[str, Any], tables: int, longest: int) -> dic
             {"latency": draw.log(1e-6, 0.1), "request_time": draw.log(1e-6, 0.1),
              "overlap": draw.choice(["none", "layers"]),
              "hand_over": draw.choice(["always", "never", 0, 30])}, 0.5)  # fmt: skip
+    alike = "prefill" in spec and not any("autoscaler" in spec[name] for name in ("prefill", "decode"))
+    if alike and draw.chance(0.3):
+        spec["decode"] = spec["prefill"] | {key: spec["decode"][key] for key in ("replicas",)}
+        low, high = sorted(draw.log(1e-3, 1) for _ in range(2))
+        spec["role_switch"] = draw.some(
+            {"interval": draw.log(0.01, 3), "switch_time": draw.log(1e-3, 3),
+             "prefill_queue_scale_up_threshold": draw.choice([0.2, 1]), "prefill_queue_scale_down_threshold": 0.2,
+             "decode_kv_scale_up_threshold": max(high, 0.5), "decode_kv_scale_down_threshold": min(low, 0.5)}
+        )  # fmt: skip
     flags = found.get("engine", {})
     caches = flags.get("enable_prefix_caching", True) and not {"allocator", "prefix_cache"} & flags.keys()
     if caches and tables == 1 and not grouped and flags.get("preset", "vllm-0.33").startswith("vllm-0."):
@@ -567,7 +576,7 @@ def cluster(draw: Draw, found: dict[str, Any], tables: int, longest: int) -> dic
         if not linked:
             own = {"max_num_queued_reqs": draw.whole(1, 8), "max_num_queued_tokens": draw.whole(1, 2000)}
             spec["admission"] |= draw.some(own)
-    if draw.chance(0.2):
+    if "role_switch" not in spec and draw.chance(0.2):
         first = spec.get("replicas", 1) if "kinds" not in spec and "prefill" not in spec else 1
         spec["failures"] = [_failure(draw, first, linked) for _ in range(draw.choice([1, 1, 2, 4]))]
     return spec
