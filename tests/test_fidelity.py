@@ -125,6 +125,19 @@ def test_what_a_row_names_and_is_not_modelled_is_said():
     assert suite.silicon.attempt(lambda: suite.silicon.predict(row)) == (None, "no counterpart of abacus")
 
 
+@needs_shared
+def test_a_measurement_that_stands_twice_is_of_one_deployment():
+    """Dumps count ranks differently; whatever they say, equal times are of the same devices and clients."""
+    rows = pd.read_parquet(SHARED / "data" / suite.silicon.FILE)
+    measured = ["system", "backend", "fam", "isl", "osl", "silicon_ttft_ms", "silicon_tpot_ms"]
+    twice = rows[(rows["mode"] == "agg") & rows.duplicated(measured, keep=False) & (rows.fam != "gpt-oss-120b")]
+    assert len(twice) > 100
+    for _, group in twice.groupby(measured):
+        scenarios = [suite.silicon.scenario_of(row) for _, row in group.iterrows()]
+        found = [(each["parallelism"], each["workload"]["max_concurrency"]) for each in scenarios]
+        assert all(each == found[0] for each in found), group.id.tolist()
+
+
 H100 = load_hardware("h100-sxm")
 IMPOSSIBLE = [
     ("bandwidth", {"gemm.bf16": H100.efficiency["gemm.bf16"].model_copy(update={"bandwidth": 1.2})}),

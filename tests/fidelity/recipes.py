@@ -9,6 +9,8 @@ Dynamo, and genai-perf or aiperf send 10 requests per client of equal lengths.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 WAVES = 10
 """requests per client"""
 
@@ -19,7 +21,8 @@ class Recipe:
 
     engine: keys of the scenario's engine; kv_cache: format; prompts: different ones that clients send again and again,
     0 for as many as requests; quantised: as the row says, not as the checkpoint is; drafts: of MTP, 0 without; experts:
-    the class whose kernel multiplies MXFP4 experts, where it is not the device's own choice.
+    the class whose kernel multiplies MXFP4 experts, where it is not the device's own choice; prefill, decode: keys of
+    that pool's engine alone.
     """
 
     engine: dict = field(default_factory=dict)
@@ -29,6 +32,8 @@ class Recipe:
     quantised: bool = True
     drafts: int = 0
     experts: str = ""
+    prefill: dict = field(default_factory=dict)
+    decode: dict = field(default_factory=dict)
 
 
 def recipe(row, clients: int) -> Recipe:
@@ -38,14 +43,20 @@ def recipe(row, clients: int) -> Recipe:
     return {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}[row.backend](row)
 
 
-def disaggregated(row, clients: int) -> Recipe:
-    """Of pools (srt-slurm's and Dynamo's recipes): whole prompts one after another, caches as their checkpoints are."""
-    fp8 = row.backend == "trtllm" or row.precision == "fp4"
-    longest = int(row.isl) + int(row.osl) + 256
-    engine = {"max_num_batched_tokens": max(16384, longest), "max_cudagraph_capture_size": 1024}
-    if row.backend == "trtllm":
-        engine |= {"stream_interval": STREAM_INTERVAL}
-    return Recipe(engine, "fp8" if fp8 else "bf16")
+def disaggregated(row) -> Recipe:
+    """Of pools behind Dynamo's front end (NVIDIA/srt-slurm and InferenceX recipes of early 2026): both pools' budgets
+    per rank, and of TensorRT-LLM the places of a decode rank, which its recipes are named by: a power of two."""
+    longest, on_b200 = int(row.isl) + int(row.osl) + 256, row.system == "b200_sxm"
+    engine = {"max_cudagraph_capture_size": 1024, "host_prompt_token_time": DYNAMO_TOKEN_TIME}
+    if row.backend == "sglang":  # chunked-prefill-size, which ranks with attention by data divide
+        prefill = {"max_num_batched_tokens": 32768 // int(row.prefill_attention_dp_size)}
+        engine |= {"fuse_allreduce_rms": on_b200, "gpu_memory_utilization": 0.85, "max_num_batched_tokens": 32768}
+        return Recipe(engine, "fp8" if on_b200 else "bf16", prefill=prefill)
+    engine |= {"max_num_batched_tokens": max(16384, longest), "max_num_seqs": 16}
+    decode = {"max_num_seqs": 2 ** int(np.log2(row.largest_batch))}
+    decode |= {"stream_interval": 20 if row.precision == "fp8" else STREAM_INTERVAL}
+    decode |= {"stream_first_token": row.fam != "DeepSeek-V3"}
+    return Recipe(engine, "fp8", decode=decode)
 
 
 def _aiconfigurator(row, clients: int) -> Recipe:
@@ -146,5 +157,5 @@ def _vllm(row) -> Recipe:
     if row.fam == "MiniMax-M2.5" and not on_b200:
         engine = {"max_num_batched_tokens": 16384 if clients <= 32 else 32768, "gpu_memory_utilization": 0.95}
         return Recipe(engine, "fp8")
-    # nvidia/Kimi-K2.5-NVFP4 has FP8 keys (hf_quant_config.json), which vLLM follows
-    return Recipe(fused, "fp8" if row.fam == "Kimi-K2.5" and row.precision == "fp4" else "bf16")
+    # nvidia's NVFP4 checkpoints have FP8 keys (hf_quant_config.json), which vLLM follows
+    return Recipe(fused, "fp8" if row.precision == "fp4" else "bf16")

@@ -32,6 +32,12 @@ With the whole table in view:
 - DeepSeek-R1 under TensorRT-LLM, and gpt-oss on H200, send their first token with the tenth; Llama-3.1-70B and
   gpt-oss on B200 do not (the scripts set stream_interval for all; pull request 5836 says that the first token never
   waits).
+- Batches of rows with attention by data are of one rank (clients divided by ranks), as FP4 rows show that stand twice.
+- Pools: behind Dynamo, which goes round all workers in turn; budgets, shares of memory and fused all-reduces of
+  SGLang's as NVIDIA/srt-slurm has them. TensorRT-LLM's decode ranks have places for a power of two, the largest that
+  is not above any batch of their configuration: srt-slurm's recipes have such, and of 180 clients of 160 places a ninth
+  waits. DeepSeek-R1's first token comes with its tenth there too, and with the 20th in FP8 (srt-slurm's b200-fp8).
+  Before that the medians were 11.8 and 42.8 %.
 
 With one half in view:
 
@@ -50,7 +56,8 @@ With one half in view:
 - gpt-oss under vLLM on Hopper multiplies its experts with Marlin (VLLM_MXFP4_USE_MARLIN in the scripts), Kimi-K2.5 in
   INT4 too. No table has that kernel there: it is what the tables of A100 and L40S say of it, at the rate of mma.sync.
 - Rows of `*-gap-analysis.csv` are InferenceX's runs, copied: of those in view times agree with its own dumps.
-- Keys of Kimi-K2.5 in NVFP4 are FP8 (its hf_quant_config.json): in 16 bits 64 clients would not fit, and none waited.
+- Keys of NVFP4 checkpoints under vLLM are FP8 (nvidia's hf_quant_config.json): in 16 bits Kimi-K2.5's 64 clients
+  would not fit, and none waited; of 512 of MiniMax-M2.5 on two B200 about 200 ran.
 - Experts of MiniMax-M2.5 in FP8 are dealt out on B200 (the script asks for it at any EP_SIZE) and on 8 ranks (blocks
   of 128 do not divide an eighth of one).
 - vLLM sorts the logits of requests that name no temperature (vLLM pull request 40376).
@@ -101,8 +108,6 @@ MISSING = {
   the cache off, does not have it. Not modelled: what is compiled on first use is not public.
 - *Prompts of Qwen3.5 under SGLang.* They take 2 (H200) to 2.5 times (B200) as long as predicted. Its linear attention
   does not explain it: Triton's kernels take 0.26 ms per layer and prompt (FlashInfer pull request 3866).
-- *Data-parallel attention under TensorRT-LLM.* DeepSeek-R1's steps with few requests take twice what its kernels do;
-  with 1 client 28 ms, as launched one by one.
 - *Prompts under vLLM on B200.* Llama-3.1-70B's take 1.3 to 1.6 times as long as their kernels, at any precision.""",
     "vllm_requests": "On the RTX PRO 6000 all four are within 5 % (mean TTFT), 8 % (its 99th percentile) and 2 % (TPOT,"
     " E2E); on the RTX 4090 E2E is not. Two terms of the rest are known. Norms, activations and rotary embeddings are"

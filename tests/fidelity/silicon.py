@@ -38,7 +38,8 @@ CATALOGUE = {
 def parallelism(row, pool: str = "") -> dict:
     """Our names for a row's, or for those of its pool ("prefill_", "decode_"). Some rows count tensor and expert ranks
     of the same devices twice: where experts are both cut and dealt out by the same number n, and attention says n x n,
-    there are n devices."""
+    there are n devices. So do others data and tensor ranks: Kimi-K2.5's measurements with tp 4, dp 4, ep 16 stand in
+    another dump with tp 4, dp 1, ep 4."""
 
     def of(name: str) -> int:
         value = row[f"{pool}{name}_size"]
@@ -48,7 +49,7 @@ def parallelism(row, pool: str = "") -> dict:
     if moe_tp == ep > 1 and tp * dp == ep * ep:
         tp, dp, moe_tp = (ep, 1, 1) if dp == 1 else (1, ep, 1)
     elif tp == dp > 1 and ep == tp * dp:
-        tp, ep = 1, dp
+        dp, ep = 1, tp
     elif tp * dp != moe_tp * ep and row.fam in MOE:
         tp, dp = (tp, moe_tp * ep // tp) if dp == 1 and moe_tp * ep % tp == 0 else (tp, dp)
     if row.fam not in MOE:
@@ -63,9 +64,7 @@ def concurrency(row) -> int:
     found = re.search(r"silicon_concurrency=(\d+)", row.silicon_data_source)
     if found:
         return int(found.group(1))
-    if row["mode"] == "disagg":  # what the decode workers were made for
-        return int(row.decode_batch_size * row.decode_num_workers) if row.decode_num_workers >= 1 else 1
-    return int(row.batch_size)
+    return int(row.batch_size) if row.batch_size == row.batch_size else 1
 
 
 @cache
@@ -86,21 +85,26 @@ def length(value) -> int:
 
 
 def replicas(row) -> int:
-    """Servers behind the row's clients: where the batch is a whole fraction of the concurrency, so many."""
-    if row["mode"] != "agg" or not row.batch_size or concurrency(row) % int(row.batch_size):
-        return 1
-    return concurrency(row) // int(row.batch_size)
+    """Servers behind the row's clients: where the batch, which is of one rank with attention by data, is a whole
+    fraction of the concurrency, so many."""
+    ranks = int(row.attention_dp_size) if row.attention_dp_size == row.attention_dp_size else 1
+    batch = int(row.batch_size) * ranks if row["mode"] == "agg" else 0
+    return concurrency(row) // batch if batch and concurrency(row) % batch == 0 else 1
 
 
 def scenario_of(row, device: dict | None = None) -> dict:
     """The deployment of a row as a scenario, on its device unless another is given. KeyError names what of it is not
     modelled."""
     pools = row["mode"] == "disagg"
+    if pools and not (row.prefill_num_workers >= 1 and row.decode_num_workers >= 1):
+        raise InputError("disaggregated, and how many workers is not known")
+    if pools and "concurrency=" not in row.silicon_data_source:
+        raise InputError("disaggregated, and with how many clients is not known")
     clients = concurrency(row) // replicas(row)
     if row.backend == "vllm" and row.fam == "gpt-oss-120b" and clients > 256:  # TPOT of 8 beside TTFT of minutes
         raise InputError("its server ran fewer sequences at once than it had clients, and how many is not known")
     lengths = (length(row.isl), length(row.osl))
-    known = disaggregated(row, clients) if pools else recipe(row, clients)
+    known = disaggregated(row) if pools else recipe(row, clients)
     weights = FORMATS.get(row.gemm_quant_mode, "auto") if known.quantised else "auto"
     if row.fam == "gpt-oss-120b" or row.gemm_quant_mode == "int4_wo":
         weights = "auto"  # gpt-oss is MXFP4 in its experts alone, where rows say nvfp4; int4 is Kimi-K2.5's own format
@@ -123,12 +127,11 @@ def scenario_of(row, device: dict | None = None) -> dict:
     }  # fmt: skip
     if not pools:
         return scenario | {"parallelism": parallelism(row)}
-    if not row.prefill_num_workers >= 1 or not row.decode_num_workers >= 1:
-        raise InputError("disaggregated, and how many workers is not known")
     prefill, decode = (
-        {"replicas": int(row[f"{pool}_num_workers"]), "parallelism": parallelism(row, f"{pool}_")}
-        for pool in ("prefill", "decode")
-    )
+        {"replicas": int(row[f"{pool}_num_workers"]), "parallelism": parallelism(row, f"{pool}_"),
+         "engine": scenario["engine"] | own, "router": "round-robin"}
+        for pool, own in (("prefill", known.prefill), ("decode", known.decode))
+    )  # fmt: skip
     gpus = [pool["replicas"] * Parallelism(**pool["parallelism"]).num_gpus for pool in (prefill, decode)]
     transfer = {"bandwidth": NETWORK * min(gpus), "request_time": HAND_OVER}
     cluster = {"prefill": prefill, "decode": decode, "transfer": transfer}
@@ -186,6 +189,8 @@ def choices(row) -> list[str]:
 def evaluate(data: Path):
     """The table of rows with predictions (pandas), one row each."""
     rows = read_table(data / FILE, COLUMNS)
+    configs = rows.silicon_data_source.str.extract(r"config_id=(\d+)")[0].fillna(rows.id)
+    rows["largest_batch"] = rows.decode_batch_size.groupby(configs).transform("max")
     each = [row for _, row in rows.iterrows()]
     predictions = [attempt(partial(predict, row)) for row in each]
     times = [(np.nan, np.nan) if pair is None else pair for pair, _ in predictions]
@@ -207,8 +212,9 @@ def summarize(rows) -> list[dict]:
     groups += [(f"{kind}, other half", group[~group.in_view]) for kind, group in groups]
     groups += [(f"{kind}, held out", agg[(agg.kind == kind) & (agg.choices.str.len() == 0)])
                for kind in ("dense", "MoE")]  # fmt: skip
-    groups += [("disaggregated, workers known", pools[pools.prefill_num_workers.notna()]),
-               ("disaggregated, workers unknown", pools[pools.prefill_num_workers.isna()])]  # fmt: skip
+    known = pools.prefill_num_workers.notna() & pools.silicon_data_source.str.contains("concurrency=")
+    groups += [("disaggregated, workers and clients known", pools[known]),
+               ("disaggregated, workers or clients unknown", pools[~known])]  # fmt: skip
     groups += [(f"seen: {choice}", agg[[choice in found for found in agg.choices]]) for choice in
                (IN_VIEW, READ, LENGTHS, KV, STREAMED, DRAFTED)]  # fmt: skip
     groups += [(f"{s} {b} {f}", group) for (s, b, f), group in agg.groupby(["system", "backend", "fam"])]
