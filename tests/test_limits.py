@@ -65,6 +65,8 @@ def images(encoders, decoders, bandwidth="50 GB/s"):
     return {"cluster": {"replicas": decoders, "encode": encode, "transfer": {"bandwidth": bandwidth}}}
 
 
+HOLDING = pools(2, 2)
+HOLDING["prefill"]["engine"] = {"num_gpu_blocks_override": 600, "max_model_len": 4096}
 PICTURES = {"images": {"per_request": 4, "tokens": 1000}}
 
 
@@ -151,6 +153,11 @@ CASES = {
         "transfer",
         TWO_GPUS | open_load(2, 4000, 10, 200) | {"cluster": pools(2, 2)},
         {"cluster.transfer.bandwidth": "3 GB/s"},
+    ),
+    "busy link, for which prompts hold their blocks": (
+        "transfer",
+        SMALL | open_load(10, 3000, 20) | {"cluster": HOLDING},
+        {"cluster.transfer.bandwidth": "3.5 GB/s"},
     ),
     "one slot for adapters": (
         "max_loras",

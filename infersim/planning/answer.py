@@ -237,7 +237,8 @@ def _speed(plan: Plan, best: Found, other: Found) -> float | None:
     low, high = 1.0, FASTEST
 
     def holds(times: float) -> bool:
-        return decide(_faster(c.scenario, times), replicas, load, plan.min_goodput_share, ABOUT).met
+        faster = longer(_faster(c.scenario, times), other.decision.num_requests)
+        return decide(faster, replicas, load, plan.min_goodput_share, ABOUT).met
 
     if not holds(high):
         return None

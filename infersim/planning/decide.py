@@ -85,7 +85,9 @@ def decide(
 
     Met: the upper 99 % prediction bound of each limited statistic is within its limit (Student's t, after at least 4
     replications), in runs long enough to tell that the load is kept up with; where they are not, they are lengthened.
-    Missed: the lower 95 % bound of a mean is above its limit, or the load cannot be kept up with. Unclear otherwise.
+    Missed: a run is above a limit, after which the prediction bound never is below it (one of n lies at most
+    (n - 1) / sqrt(n) deviations above their mean); of runs too short to tell, the lower 95 % bound of the mean; or the
+    load cannot be kept up with. Unclear otherwise.
     at: replications after which it may be clear; where the last are fewer than 4, their means say which.
     InputError if it cannot run.
     """
@@ -93,19 +95,20 @@ def decide(
     overloads = {} if overloads is None else overloads
     verdicts: list[Verdict] = []
 
-    def fails(result: Result) -> bool:
+    def above(metrics: dict[str, float | None]) -> bool:
+        return any(limit["mean"] > limit["limit"] for limit in _limits(scenario, [metrics], min_goodput_share))
+
+    def clear(result: Result) -> bool:
+        runs.append(measure(result))
         verdicts.append(judge(result))
-        return _fails(result, verdicts[-1])
+        return _fails(result, verdicts[-1]) or (not verdicts[-1].needed_requests and above(runs[-1]))
 
     looks = list(at)
     while looks:
-        verdicts.clear()
-        count = looks[0]
-        seed = scenario.simulation.seed + len(runs)
-        results = run(deployed(scenario, replicas, rate, seed, count - len(runs)), enough=fails, overloads=overloads)
+        more = deployed(scenario, replicas, rate, scenario.simulation.seed + len(runs), looks[0] - len(runs))
+        results = run(more, enough=clear, overloads=overloads)
         if results[-1].interrupted:
             raise KeyboardInterrupt
-        runs += [measure(result) for result in results]
         saturated = _fails(results[-1], verdicts[-1])
         asked = scenario.workload.request_rate
         if any(verdict.burst for verdict in verdicts) and asked is not None and rate <= asked:
@@ -114,12 +117,14 @@ def decide(
                 " must be many more to tell which rate is kept up with"
             )
         limits = _limits(scenario, runs, min_goodput_share)
-        needed = max((verdict.needed_requests or 0 for verdict in verdicts), default=0)
-        state = _state(limits, len(runs), saturated, needed)
+        needed = max(verdict.needed_requests or 0 for verdict in verdicts)
+        state = "missed" if not needed and any(map(above, runs)) else _state(limits, len(runs), saturated, needed)
         if state == LONGER and scenario.workload.trace is not None:
             state = "unclear"  # a recording is as long as it is
         if state == LONGER:
-            scenario, runs, looks = longer(scenario, needed), [], list(at)
+            scenario, looks = longer(scenario, needed), list(at)
+            runs.clear()
+            verdicts.clear()
             continue
         if state == MORE:
             looks.pop(0)

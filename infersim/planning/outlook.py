@@ -7,9 +7,11 @@ from typing import Any
 
 from infersim.config.errors import InputError
 from infersim.config.scenario import Scenario
+from infersim.engine.compiled.state import COLLECTIVES
 from infersim.explain.cost import cost_of
 from infersim.explain.summary import finite
 from infersim.metrics.latency import measure
+from infersim.metrics.result import Result
 from infersim.metrics.verdict import judge
 from infersim.workload.build import build_requests
 
@@ -17,6 +19,7 @@ from .limits import attempt
 
 MOST_REQUESTS = 2000  # of each run here: it is there for its shape
 RATES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.5)  # times the scenario's
+WHOLE = (0.5, 1.0, 1.5)  # where each takes all the workload's time
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MOST_SHAPED = 200_000  # of a workload that changes with time, which runs as long as it did
 SATURATED = 2  # saturated points in a row end the curve
@@ -29,19 +32,19 @@ def load_curve(scenario: Scenario) -> dict[str, Any]:
     index of the point with the most throughput per latency (Kleinrock's power); `span_s`, how long requests arrive in
     each, where the load changes with time or an autoscaler follows it, else None.
     """
-    load = scenario.workload
+    load, (span, arrivals) = scenario.workload, _span(scenario)
     if load.request_rate is not None and math.isfinite(load.request_rate):
         axis = "request_rate"
-        loads = [(load.request_rate * x, {"request_rate": load.request_rate * x}) for x in RATES]
+        loads = [(rate := load.request_rate * x, {"request_rate": rate}) for x in (WHOLE if span else RATES)]
     elif load.trace is not None and not load.has_arrival_rule and load.max_concurrency is None:
         axis = "time_scale"
-        loads = [(load.time_scale / x, {"time_scale": load.time_scale / x}) for x in RATES]
+        loads = [(scale := load.time_scale / x, {"time_scale": scale}) for x in RATES]
     else:
         axis = "max_concurrency"
         loads = [(x, {"max_concurrency": x}) for x in CONCURRENCIES]
-    points, over, span = [], 0, _span(scenario)
+    points, over = [], 0
     for value, update in loads:
-        if span and (span * value > MOST_SHAPED or axis != "request_rate"):
+        if span and (axis != "request_rate" or value * arrivals > MOST_SHAPED * (load.request_rate or math.inf)):
             continue
         if axis == "max_concurrency" and load.num_requests and value > load.num_requests:
             break
@@ -57,15 +60,15 @@ def load_curve(scenario: Scenario) -> dict[str, Any]:
     return finite({"axis": axis, "points": points, "knee": _knee(points), "span_s": span})
 
 
-def _span(scenario: Scenario) -> float | None:
-    """Seconds for which requests arrive where a shorter run would show another load, or other replicas: the valley of a
-    day. None elsewhere."""
+def _span(scenario: Scenario) -> tuple[float | None, int]:
+    """Seconds for which requests arrive, and how many, where a shorter run would show another load, or other replicas:
+    the valley of a day. None elsewhere."""
     load = scenario.workload
     scaled = any(group.autoscaler for group in scenario.cluster.groups)
     if load.trace is not None or not (load.curve or load.spikes or scaled) or load.users:
-        return None
-    last = float(build_requests(load, scenario.simulation.seed, Path()).arrival[-1])
-    return last or None
+        return None, 0
+    arrival = build_requests(load, scenario.simulation.seed, Path()).arrival
+    return float(arrival[-1]) or None, len(arrival)
 
 
 def _shorter(scenario: Scenario, requests: int, update: dict[str, Any]) -> Scenario:
@@ -78,8 +81,10 @@ def _shorter(scenario: Scenario, requests: int, update: dict[str, Any]) -> Scena
 
 def _run(scenario: Scenario) -> dict[str, Any] | None:
     """One run's metrics and rates per GPU and user; None if it cannot run or nothing is completed."""
-    if (result := attempt(scenario)) is None:
-        return None
+    return _point(result) if (result := attempt(scenario)) else None
+
+
+def _point(result: Result) -> dict[str, Any]:
     metrics = measure(result)
     cost = cost_of(result, metrics)
     return {
@@ -127,6 +132,8 @@ def _fp8_kv(data: dict[str, Any]) -> None:
 
 
 def _one_more(data: dict[str, Any]) -> None:
+    if data["cluster"].get("autoscaler"):
+        raise KeyError  # it starts them
     data["cluster"]["replicas"] += 1
 
 
@@ -138,11 +145,12 @@ def _one_more_draft(data: dict[str, Any]) -> None:
     data["speculation"]["num_speculative_tokens"] += 1
 
 
+OF_LINKS = "+10 % link bandwidth"
 LADDER: tuple[tuple[str, Change], ...] = (
     ("+10 % memory bandwidth", _scale("hardware", "memory_bandwidth", by=1.1)),
     ("+10 % FLOP/s", _more_flops),
     ("+10 % memory", _scale("hardware", "memory_usable", by=1.1)),
-    ("+10 % link bandwidth", _scale("hardware", "link", "bandwidth", by=1.1)),
+    (OF_LINKS, _scale("hardware", "link", "bandwidth", by=1.1)),
     ("KV cache in fp8", _fp8_kv),
     ("twice the tensor parallelism", _twice_tensor),
     ("one more replica", _one_more),
@@ -154,17 +162,19 @@ LADDER: tuple[tuple[str, Change], ...] = (
 def what_if(scenario: Scenario) -> list[dict[str, Any]]:
     """The scenario as it is, and with each step of LADDER alone, re-simulated with the same draws: rows of `change`,
     `metrics`, `cost`."""
-    base = _shorter(scenario, MOST_SHAPED if _span(scenario) else MOST_REQUESTS, {})
-    rows: list[dict[str, Any]] = []
-    for name, change in (("as it is", lambda data: None), *LADDER):
+    base = _shorter(scenario, MOST_SHAPED if _span(scenario)[0] else MOST_REQUESTS, {})
+    if (first := attempt(base)) is None:
+        return []
+    rows = [{"change": "as it is", **_point(first)}]
+    for name, change in LADDER:
+        if name == OF_LINKS and not first.time_by_resource[..., COLLECTIVES].any():
+            continue
         data = base.resolved()
         try:
             change(data)
             varied = Scenario.validate(data, "what if")
         except (KeyError, TypeError, InputError):  # has no such part, or would not start
             continue
-        if rows and varied == base:
-            continue
-        if point := _run(varied):
+        if varied != base and (point := _run(varied)):
             rows.append({"change": name, **point})
     return finite(rows)
