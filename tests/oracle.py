@@ -1104,7 +1104,8 @@ class Simulation:
             if self.knobs.max_concurrency:
                 self.send(end)
         for request in (e.request for e in entries if self.knobs.radix and e.samples):
-            if request in self.running and not request.entered:
+            computed = request.num_computed_tokens >= request.prefill_end  # else a step of before its preemption
+            if request in self.running and computed and not request.entered:
                 self.pool.insert(request, request.prefill_end)
                 request.entered = True
         for entry in entries:

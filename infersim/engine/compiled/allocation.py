@@ -15,7 +15,7 @@ from .blocks import (
     touch,
 )
 from .contiguous import give_back, take_piece
-from .njit import compiled
+from .njit import apart, compiled
 from .queue import push_behind_holders, remove
 from .radix import match_prefix, share_match
 from .state import (
@@ -157,6 +157,30 @@ def extend(core, request, num_tokens, length):
     full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
     cache_full_blocks(request, knobs, scheduler, blocks, table, core.segments, full)
     set_slots(request, knobs)
+
+
+@apart
+def take_slot(core, request):
+    """`allocate_slots` of one token more for a running request, in blocks that come from anywhere and do not leave a
+    window. False without a free one."""
+    scheduler, knobs = core.scheduler, core.knobs
+    computed, known = request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens
+    missing = 1 if computed >= request.table_length * knobs.block_size else 0
+    if missing == 0 and known < (request.num_hashed_blocks + 1) * knobs.block_size:
+        return True
+    if scheduler.identified:
+        if scheduler.num_tables * missing > scheduler.free_blocks:
+            return False
+        extend(core, request, computed + 1, request.table_length + missing)
+        return True
+    if missing > scheduler.free_blocks:
+        return False
+    scheduler.free_blocks -= missing
+    request.num_blocks += missing
+    request.table_length += missing
+    request.num_hashed_blocks = min(computed + 1, known) // knobs.block_size
+    set_slots(request, knobs)
+    return True
 
 
 @compiled

@@ -10,10 +10,10 @@ DRAFT_BITS = 16
 
 
 @inlined
-def write_entry(core, entry, q, n, num_drafts, samples):
+def write_entry(step, tokens, entry, q, n, num_drafts, samples):
     """Request q is in the step with n tokens, so many of them drafts to verify."""
-    core.tokens[entry] = n << DRAFT_BITS | num_drafts
-    core.step[entry] = q if samples else ~q
+    tokens[entry] = n << DRAFT_BITS | num_drafts
+    step[entry] = q if samples else ~q
 
 
 @compiled

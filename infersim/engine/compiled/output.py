@@ -70,11 +70,12 @@ def update_requests(a, core, r, rank, count, end):
     regular_gaps, any_finished, num_full = 0, False, 0
     caches = knobs.async_scheduling and core.scheduler.identified
     retracts = knobs.retracts and knobs.async_scheduling
+    requests, step = a.requests, core.step
     for i in range(count):
-        q = core.step[i]
+        q = step[i]
         if q < 0:
             continue
-        request = a.requests[q]
+        request = requests[q]
         drafts = num_drafts_of(core, i) if speculates else 0
         if request.status >= COMPLETED or (retracts and is_thrown_away(request, drafts)):
             replica.num_wasted_tokens += 1 + drafts
@@ -87,7 +88,7 @@ def update_requests(a, core, r, rank, count, end):
         tokens = request.num_output_tokens + 1 + more
         request.num_output_tokens = tokens
         if caches and request.prompt_tokens + tokens > request.slots + 1:
-            core.step[num_full] = q  # of an entry that has been read
+            step[num_full] = q  # of an entry that has been read
             num_full += 1
         last_token = request.last_token
         request.last_token = end
@@ -103,9 +104,9 @@ def update_requests(a, core, r, rank, count, end):
         if tokens >= request.stop_tokens:
             any_finished |= finish(a, r, rank, q, end)
     for i in range(num_full):  # the others have a block to fill: the next step was scheduled before this one ended
-        cache_blocks(core, a.requests[core.step[i]])
+        cache_blocks(core, requests[step[i]])
     if any_finished:
-        drop_finished(a.requests, core.scheduler, core.running)
+        drop_finished(requests, core.scheduler, core.running)
     return regular_gaps
 
 
@@ -207,9 +208,13 @@ def enter_prefills(a, r, slot):
         scheduler = a.schedulers[rank]
         for i in range(a.counts[rank, slot]):
             q = a.steps[rank, slot, i]
-            if q >= 0 and a.requests[q].entered == 0 and a.requests[q].status == RUNNING:
-                insert(q, a.requests[q].prefill_end, scheduler, knobs, a.requests, a.nodes[rank], a.segments)
-                a.requests[q].entered = 1
+            if q < 0:
+                continue
+            request = a.requests[q]
+            computed = request.num_computed_tokens >= request.prefill_end  # else a step of before its preemption
+            if request.entered == 0 and request.status == RUNNING and computed:
+                insert(q, request.prefill_end, scheduler, knobs, a.requests, a.nodes[rank], a.segments)
+                request.entered = 1
 
 
 @compiled
