@@ -35,18 +35,30 @@ WEIGHTS = {"fp8": "fp8", "fp16": "fp16", "f16": "fp16", "bf16": "bf16", "nvfp4":
            "int4 g32": "int4", "int4": "int4"}  # fmt: skip
 ENGINES = {"TensorRT-LLM": "trtllm", "vLLM": "vllm", "vLLM (TPU)": "vllm"}
 STATIC = re.compile(r"(?:static_)?batch=(\d+)")
-QUEUED = 1500  # requests that stand for the 3000 or 30000 of a full queue: its middle is what counts
+QUEUED, LONG = 3000, 1500
+"""requests of a full queue, and of one of 4,096 tokens and more each, where a row names no number: TensorRT-LLM's
+documentation of its tables (perf-overview), whose 30,000 of 128 + 128 tokens 3,000 stand for"""
+BENCH = {"max_cudagraph_capture_size": 2048, "gpu_memory_utilization": 0.95}
+"""of trtllm-bench in that documentation: CUDA graphs for as many sequences as the preset has places for (up to 8,192
+there), kv_cache_free_gpu_mem_fraction"""
+NATIVE = {"enforce_eager": True, "eager_launch_time": 0, "worker_step_time": 0, "host_sequence_time": 0}
+"""of TensorRT-LLM before 1.0: a runtime in C++, no CUDA graphs, and nothing is launched from Python"""
 
 
 def batch_of(row) -> Batch:
     """KeyError names what has no counterpart here."""
     weights = WEIGHTS[str(row.dtype_w)]
-    kv = "fp8" if str(row.dtype_kv).startswith("fp8") else "bf16"
+    # "auto/fp8?": nvidia's FP8 checkpoints have FP8 keys (hf_quant_config.json)
+    kv = "fp8" if str(row.dtype_kv).startswith("fp8") or ("fp8" in str(row.dtype_kv) and weights == "fp8") else "bf16"
     static = STATIC.search(str(row.concurrency_or_rate))
     concurrency = re.search(r"concurrency=(\d+)", str(row.concurrency_or_rate))
-    requests = int(static.group(1)) if static else QUEUED
-    if concurrency:
-        requests = 10 * int(concurrency.group(1))
+    if static or concurrency:
+        requests = int(static.group(1)) if static else 10 * int(concurrency.group(1))
+    else:
+        noted = re.search(r"num_requests=(\d+)", str(row.notes))
+        requests = int(noted.group(1)) if noted else LONG if row.isl + row.osl >= 4096 else QUEUED
+    native = row.engine == "TensorRT-LLM" and str(row.engine_version).startswith("0.")
+    engine = (BENCH if row.engine == "TensorRT-LLM" and not static else {}) | (NATIVE if native else {})
     expert_ranks = "DEP" in str(row.notes)
     return Batch(
         MODELS.get(row.model, row.model),
@@ -62,6 +74,7 @@ def batch_of(row) -> Batch:
         kv_cache=kv if weights != "fp16" else "fp16" if kv == "bf16" else kv,
         preset=preset_of(ENGINES.get(row.engine, "vllm"), row.engine_version),
         one_prefill=bool(static),
+        engine=engine,
     )
 
 

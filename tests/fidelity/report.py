@@ -38,6 +38,9 @@ With the whole table in view:
   is not above any batch of their configuration: srt-slurm's recipes have such, and of 180 clients of 160 places a ninth
   waits. DeepSeek-R1's first token comes with its tenth there too, and with the 20th in FP8 (srt-slurm's b200-fp8).
   Before that the medians were 11.8 and 42.8 %.
+- TensorRT-LLM's published tables: as many requests, CUDA graphs and memory as its documentation says (perf-overview);
+  FP8 keys for nvidia's FP8 checkpoints; before 1.0 a runtime in C++, without CUDA graphs and times of Python. Before
+  that the medians were 14.8 (0.14) and 20.4 % (1.x).
 
 With one half in view:
 

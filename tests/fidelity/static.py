@@ -1,6 +1,6 @@
 """A batch that arrives at once and is served to its end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infersim.config.scenario import build_scenario
 from infersim.metrics.latency import measure
@@ -25,7 +25,8 @@ class Batch:
     preset: str = "vllm-0.19"
     one_prefill: bool = True
     """all prompts go through the model together, as engines without a token budget did"""
-    utilisation: float | None = None
+    engine: dict = field(default_factory=dict)
+    """keys of the scenario's engine beside"""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def serve(batch: Batch) -> Times:
     if batch.one_prefill:
         engine |= {"max_num_batched_tokens": max(batch.requests * batch.input_tokens, longest),
                    "max_num_seqs": batch.requests}  # fmt: skip
-    if batch.utilisation:
-        engine["gpu_memory_utilization"] = batch.utilisation
+    engine |= batch.engine
     workload = {"request_rate": "inf", "num_requests": batch.requests, "input_tokens": batch.input_tokens,
                 "output_tokens": batch.output_tokens}  # fmt: skip
     if batch.concurrency:
