@@ -142,6 +142,7 @@ def test_kv_formats_that_a_device_or_a_latent_cache_has_not():
     for model, hardware, kv_cache, message in (
         ("Llama-3.1-8B", "h100-sxm", "nvfp4", "h100-sxm has no fp4 rate"),
         ("DeepSeek-V2-Lite", "h100-sxm", "int8_per_token_head", "a latent cache has no int8_per_token_head"),
+        ("DeepSeek-V3.2", "rtx-pro-6000", "bf16", "rtx-pro-6000 reads sparse latents in fp8 alone; must be fp8"),
     ):
         with pytest.raises(InputError, match=message):
             deploy(model, load_hardware(hardware), Precision(kv_cache=kv_cache), Parallelism(), Engine())

@@ -13,9 +13,11 @@ from shared import SHARED, needs_shared
 
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
+from infersim.config.precision import Precision
 from infersim.config.speculation import Speculation
 from infersim.cost.drafting import own_bytes
 from infersim.cost.memory import weight_bytes
+from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.models.architecture import MLP, Attention, Layer, Model, MoE
 from infersim.models.catalog import catalogue, load_model, names
@@ -168,6 +170,29 @@ SPECS = {
 def test_blocks_are_as_large_as_vllms_specs_say(name):
     attention = load_model(name).layers[0].attention
     assert tuple(16 * attention.kv_elements_per_token * width for width in (2, 1)) == SPECS[name]
+
+
+# the same of 64 tokens, by the format that vLLM chooses for sparse attention over latents on each device
+LATENTS = [
+    ("DeepSeek-V3.2", "h200-sxm", "auto", 73728),
+    ("DeepSeek-V3.2", "h200-sxm", "fp8", 41984),
+    ("DeepSeek-V3.2", "b200-sxm", "auto", 73728),
+    ("DeepSeek-V3.2", "b200-sxm", "fp8", 36864),
+    ("DeepSeek-V3.2", "rtx-pro-6000", "auto", 41984),
+    ("GLM-5", "h200-sxm", "auto", 73728),
+    ("GLM-5", "b200-sxm", "auto", 36864),
+    ("DeepSeek-V3", "h200-sxm", "fp8", 36864),
+]
+
+
+@pytest.mark.parametrize(("name", "hardware", "kv_cache", "page"), LATENTS)
+def test_sparse_latents_take_what_vllms_spec_says_on_each_device(name, hardware, kv_cache, page):
+    model = replace(load_model(name), quantization=None)
+    placement = Placement(model, load_hardware(hardware), Precision(kv_cache=kv_cache))
+    attention = model.layers[-1].attention
+    assert 64 * placement.key_bytes(attention) == page
+    read = next(op for op in forward_pass(placement) if op.name == "attention_decode" and op.kv)
+    assert 64 * read.kv["decode_keys"] == page
 
 
 def test_an_indexers_keys_are_as_large_as_vllms_spec_says():

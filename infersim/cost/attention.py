@@ -6,7 +6,6 @@ sequence: further tiles of its queries find them in the cache.
 
 from typing import Any
 
-from infersim.config.precision import BYTES
 from infersim.models.architecture import Attention, Layer, Linear
 from infersim.models.attention import STATE_PASSES
 
@@ -59,7 +58,7 @@ def _keyed(layer: Layer, shape: Pass, count: int) -> list[Operator]:
     if attention.rope:
         operators.append(shape.elementwise("rotary_embedding", count, 2 * (queries + keys)))
     elements = attention.kv_elements_per_token
-    key_bytes = elements * BYTES[shape.precision.kv_cache]
+    key_bytes = shape.placement.key_bytes(attention)
     width = attention.head_dim + attention.v_head_dim
     # an encoder's queries see the keys on both sides: twice the causal half
     sides = 2 if layer.cross_attention else 1
@@ -118,7 +117,7 @@ def _absorbed(attention: Attention, up: Linear, shape: Pass, count: int) -> list
     """
     n, r, rope = attention.num_heads, attention.kv_lora_rank, attention.qk_rope_head_dim
     context, ranks = shape.parallelism.context, shape.parallelism.prefill_context
-    key_bytes = (r + rope) * BYTES[shape.precision.kv_cache]
+    key_bytes = shape.placement.key_bytes(attention)
     # vLLM keeps W_UK and W_UV in 16 bits (process_weights_after_loading); prefill reads the stored kv_b_proj
     plain = shape.gemm(up, count)
     expand = 2 * up.inputs * up.outputs
@@ -154,8 +153,7 @@ def _compressed(attention: Attention, shape: Pass, count: int) -> list[Operator]
     """DeepSeek-V4: the newest keys as they are, and entries of compress_ratio tokens, all or those that the indexer
     picks; a key is a value too, and is read once."""
     n, d, ratio = attention.num_heads, attention.head_dim, attention.compress_ratio
-    width = BYTES[shape.precision.kv_cache]
-    entry, written = attention.entry_bytes(width), 1 + (1 / ratio if ratio else 0)
+    entry, written = attention.entry_bytes(shape.placement.kv_bytes), 1 + (1 / ratio if ratio else 0)
     operators = [
         shape.elementwise("latent_norm", count, 2 * (attention.q_lora_rank + n * d + d), attention.vector_params),
         Operator("kv_cache_write", "elementwise", shape.dtype, count, "tokens",

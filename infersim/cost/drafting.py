@@ -89,7 +89,7 @@ def own_bytes(speculation: Speculation, target: Placement) -> tuple[float, float
     if own is None or how.kind == "exit" or speculation.drafter:
         return 0.0, 0.0
     held = [rank_layer(layer, own.parallelism).attention for layer in own.model.layers if not layer.attention.kv_shared]
-    kv = sum(a.kv_elements_per_token * own.kv_bytes + a.index_bytes_per_token for a in held)
+    kv = sum(own.key_bytes(a) + a.index_bytes_per_token for a in held)
     if how.kind in LAYERS:  # embedding, rotary table, and mostly the head, are the target's
         head = own.model.lm_head_params if how.vocabulary else 0
         alone = replace(own.model, embedding_params=0, lm_head_params=head, max_position_embeddings=0, vision=None)

@@ -154,7 +154,7 @@ def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) 
         kinds[_kept(attention)] += count
     layers_per_table = min(kinds.values())  # kv_cache_utils: one size for all, the smallest kind decides
     groups = tuple(KVGroup(window, -(-count // layers_per_table)) for window, count in kinds.items())
-    bytes_of = {a: a.kv_elements_per_token * width / parallelism.context + a.index_bytes_per_token for a in layers}
+    bytes_of = {a: placement.key_bytes(a) / parallelism.context + a.index_bytes_per_token for a in layers}
     state = max(attention.state_bytes(placement.activation_bytes) for attention in layers)
     token_bytes = max(bytes_of.values())
     # a state takes one block of its layer: attention's blocks are made large enough (vLLM, HybridAttentionMambaModel)

@@ -92,6 +92,8 @@ def problems(placement: Placement) -> list[str]:
             found.append(f"precision.kv_cache: a latent cache has no {precision.kv_cache}; must be bf16 or fp8")
         if precision.kv_cache == "nvfp4" and "fp4" not in placement.hardware.flops:
             found.append(f"precision.kv_cache: {placement.hardware.name} has no fp4 rate, which nvfp4 needs")
+    if placement.latents_in_fp8 and placement.hardware.generation == "blackwell-gb202" and precision.kv_cache != "fp8":
+        found.append(f"precision.kv_cache: {placement.hardware.name} reads sparse latents in fp8 alone; must be fp8")
     if model.layers[0].attention.kind == "mla" and precision.kv_cache == "fp8" and placement.parallelism.context > 1:
         found.append("parallelism.context: is not modelled with a latent cache in fp8; must be 1")
     return found + _indivisible(placement)

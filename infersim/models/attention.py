@@ -115,6 +115,11 @@ class Attention:
         return self.index_topk > 0 and not self.index_shared
 
     @property
+    def sparse_latents(self) -> bool:
+        """Whether its queries see some of the latents (DeepSeek-V3.2, GLM-5)."""
+        return self.kind == "mla" and self.index_topk > 0
+
+    @property
     def key_width(self) -> int:
         """Channels of all key heads."""
         return self.num_kv_heads * self.head_dim
