@@ -127,6 +127,24 @@ def test_a_number_of_blocks_can_be_given():
         waterfall("Llama-3.1-8B", "h100-sxm", num_gpu_blocks_override=1000)
 
 
+def test_the_memory_of_the_kv_cache_can_be_given():
+    """As vLLM 0.32 counted on a CPU: 256 MiB hold 2,048 blocks of 32 tokens of 4 layers with 4 heads of 64."""
+    memory = waterfall(
+        "Llama-3.1-8B", "h100-sxm", kv_cache_memory_bytes=2**31, gpu_memory_utilization=0.2, max_model_len=4096
+    )
+    assert memory.num_gpu_blocks == 1024  # whatever the utilisation leaves
+    assert memory.num_gpu_blocks * memory.block_bytes == memory.kv_bytes == 2**31
+    with pytest.raises(InputError, match=r"kv_cache_memory_bytes 70.00 GiB\) and there are 79"):
+        waterfall("Llama-3.1-8B", "h100-sxm", kv_cache_memory_bytes=70 * 2**30)
+    given = {"kv_cache_memory_bytes": 2**31, "max_model_len": 4096}
+    more = {"speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"rate": 0.7}}}
+    beside = {"lora": {"adapters": {"law": 16}, "max_loras": 4}}
+    for part, fewer in ((more, 2**31 // (memory.block_bytes + 16 * 4096)), (beside, 1024)):
+        data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": given, **part}
+        load = {"request_rate": 1, "num_requests": 5, "input_tokens": 10, "output_tokens": 5}
+        assert deployment_of(build_scenario(data | {"workload": load}, "test")).memory.num_gpu_blocks == fewer
+
+
 def test_the_number_of_blocks_fits_the_engines_integers_whatever_the_memory():
     boundless = load_hardware("h100-sxm").model_copy(update={"memory_usable": 1e30})
     assert waterfall("Llama-3.1-8B", boundless).num_gpu_blocks == 2**31 - 1

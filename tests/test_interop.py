@@ -361,6 +361,15 @@ def test_a_line_as_people_write_it():
             read_started(wrong, "x")
 
 
+def test_numbers_of_a_line_may_be_short_as_in_vllm():
+    line = "vllm serve m --max-model-len 25.6k --max-num-batched-tokens 8K --kv-cache-memory-bytes 256M"
+    assert read_started(line, "line").keys["engine"] == {
+        "max_model_len": 25_600, "max_num_batched_tokens": 8192, "kv_cache_memory_bytes": 2**28
+    }  # fmt: skip
+    with pytest.raises(InputError, match="--max-model-len '4x': not understood"):
+        read_started("vllm serve m --max-model-len 4x", "line")
+
+
 def test_pools_are_exported_with_their_roles(tmp_path):
     data = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": {"request_rate": 5, "num_requests": 20,
             "input_tokens": 50, "output_tokens": 5}} | SERVED["pools"]  # fmt: skip

@@ -20,11 +20,20 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp3
 KV_DTYPES = DTYPES | {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 WEIGHTS = {"fp8": "fp8"}
 """formats that vLLM makes itself; others say what the checkpoint says"""
+SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def whole(word: str) -> int:
+    """A number as vLLM's options take it: 8192, 8K (of 1,024) or 25.6k (of 1,000)."""
+    suffix = SUFFIXES.get(word[-1:])
+    return int(word) if suffix is None else round(float(word[:-1]) * suffix)
+
+
 SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling", "enforce_eager")
 VALUES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
-    **{name: ("engine", name, int) for name in (
+    **{name: ("engine", name, whole) for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override",
-        "long_prefill_token_threshold", "prefill_schedule_interval")},
+        "kv_cache_memory_bytes", "long_prefill_token_threshold", "prefill_schedule_interval")},
     "gpu_memory_utilization": ("engine", "gpu_memory_utilization", float),
     "scheduling_policy": ("engine", "scheduling_policy", str),
     "kv_offloading_size": ("engine", "kv_offloading_size", lambda gib: float(gib) * 2**30),
@@ -54,7 +63,7 @@ APART = (
     "kv_transfer_config",
 )
 NOTHING = ("port", "host", "served_model_name", "api_key", "trust_remote_code", "kv_offloading_backend",
-           "is_prefill_worker", "tokenizer", "download_dir", "disable_log_requests", "seed")  # fmt: skip
+           "is_prefill_worker", "tokenizer", "download_dir", "disable_log_requests", "seed", "load_format")  # fmt: skip
 """options that change no time"""
 SCORERS = {"queue-scorer": "queue", "kv-cache-utilization-scorer": "kv_usage", "active-request-scorer": "outstanding",
            "prefix-cache-scorer": "prefix", "lora-affinity-scorer": "lora_affinity"}  # fmt: skip

@@ -100,12 +100,12 @@ def own_bytes(speculation: Speculation, target: Placement) -> tuple[float, float
     return weight_bytes(own), kv
 
 
-def with_drafter(memory: Memory, weights: float, kv_per_token: float, given: int | None = None) -> Memory:
-    """The waterfall with a drafter in it: its weights go off the KV cache, its keys and values into every block.
-
-    given: num_gpu_blocks_override, which stands."""
+def with_drafter(memory: Memory, weights: float, kv_per_token: float, engine: ResolvedEngine | None = None) -> Memory:
+    """The waterfall with a drafter in it: its keys and values go into every block, and its weights off the KV cache,
+    unless the engine was told how large that is."""
     block_bytes = memory.block_bytes + kv_per_token * memory.block_size
-    blocks = given or int((memory.num_gpu_blocks * memory.block_bytes - weights) // block_bytes)
+    room = (engine and engine.kv_cache_memory_bytes) or memory.num_gpu_blocks * memory.block_bytes - weights
+    blocks = (engine and engine.num_gpu_blocks_override) or int(room // block_bytes)
     if blocks < 2:
         raise InputError(f"speculation: the drafter's {weights / 2**30:.2f} GiB leave no KV cache; must be smaller")
     return replace(

@@ -1,5 +1,6 @@
 """What LoRA adapters take of a GPU's memory and of a step."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -50,11 +51,11 @@ def _widths(layer, hidden_size: int) -> int:
     return sum(FUSED.get(linear.name, 1) * linear.inputs + linear.outputs for linear in linears)
 
 
-def with_adapters(memory: Memory, size: float, given: int | None = None) -> Memory:
-    """The waterfall with the adapters' slots in it, which vLLM takes when it loads the model: off the KV cache.
-
-    given: num_gpu_blocks_override, which stands."""
-    blocks = given or int((memory.num_gpu_blocks * memory.block_bytes - size) // memory.block_bytes)
+def with_adapters(memory: Memory, size: float, engine: ResolvedEngine | None = None) -> Memory:
+    """The waterfall with the adapters' slots in it, which vLLM takes when it loads the model: off the KV cache, unless
+    the engine was told how large that is."""
+    told = engine is not None and (engine.num_gpu_blocks_override or engine.kv_cache_memory_bytes)
+    blocks = memory.num_gpu_blocks - (0 if told else math.ceil(size / memory.block_bytes))
     if blocks < 2:
         raise InputError(f"lora: slots of {size / 2**30:.2f} GiB leave no KV cache; max_loras must be smaller")
     return replace(

@@ -139,10 +139,11 @@ def _stage(placement: Placement, engine: ResolvedEngine, first: int, last: int) 
     overhead = NON_TORCH
     if tensor > 1 or parallelism.token_ranks > 1:
         overhead = NON_TORCH_LINK if joined(hardware, tensor) else NON_TORCH_PCIE
-    usable = math.ceil(hardware.memory_usable * engine.gpu_memory_utilization)
+    given = engine.kv_cache_memory_bytes
+    usable = math.ceil(hardware.memory_usable * (1.0 if given else engine.gpu_memory_utilization))
     as_vllm = Partition(usable, activation_terms(placement, engine), graphs, overhead)
     parts = partition(hardware.memory_usable, weights, as_vllm, parallelism, engine)
-    left = parts.usable - weights - parts.overhead - sum(parts.activations.values()) - parts.graphs
+    left = given or parts.usable - weights - parts.overhead - sum(parts.activations.values()) - parts.graphs
 
     layers: Counter[Attention] = Counter()
     for layer, count in counted(placement.model.layers[first:last]).items():
@@ -351,12 +352,15 @@ def _does_not_fit(placement: Placement, engine: ResolvedEngine, memory: Memory) 
     """Why vLLM would refuse to start, with the numbers; empty if it would start."""
     model, hardware = placement.model.name, placement.hardware.name
     fixed = memory.weights_bytes + memory.overhead_bytes + memory.activation_bytes + memory.cuda_graph_bytes
-    if fixed > memory.usable_bytes:
+    given = engine.kv_cache_memory_bytes or 0.0
+    if fixed + given > memory.usable_bytes:
+        share = "" if given else f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
         return (
-            f"model: {model} does not fit {hardware}: it needs {_gib(fixed)} per GPU (weights"
+            f"model: {model} does not fit {hardware}: it needs {_gib(fixed + given)} per GPU (weights"
             f" {_gib(memory.weights_bytes)}, activations {_gib(memory.activation_bytes)}, other"
-            f" {_gib(memory.overhead_bytes + memory.cuda_graph_bytes)}) and there are {_gib(memory.usable_bytes)}"
-            f" ({engine.gpu_memory_utilization:g} of {_gib(memory.total_bytes)})"
+            f" {_gib(memory.overhead_bytes + memory.cuda_graph_bytes)}"
+            f"{f', kv_cache_memory_bytes {_gib(given)}' if given else ''})"
+            f" and there are {_gib(memory.usable_bytes)}{share}"
         )
     need = _blocks_of_longest(memory.kv_groups, memory.block_size, placement.parallelism, engine) + 1  # the null block
     if need > memory.num_gpu_blocks and engine.num_gpu_blocks_override:

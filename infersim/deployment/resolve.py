@@ -166,7 +166,7 @@ def _deploy(
         memory, resolved = _beside_drafter(placement, resolved, memory, speculation)
     if lora is not None:
         slot = adapter_bytes(placement, lora.slot_rank)
-        memory = with_adapters(memory, lora.max_loras * slot, resolved.num_gpu_blocks_override)
+        memory = with_adapters(memory, lora.max_loras * slot, resolved)
         resolved = _shortened(resolved, memory, "beside the adapters")
     gpus = parallelism.kv_gpus
     check(**vars(resolved), block_bytes=memory.block_bytes, block_of_all=memory.block_bytes * gpus)
@@ -193,7 +193,7 @@ def _beside_drafter(
 ) -> tuple[Memory, ResolvedEngine]:
     """Memory and engine when the drafter has taken its part."""
     weights, kv = own_bytes(speculation, placement)
-    memory = with_drafter(memory, weights, kv, engine.num_gpu_blocks_override)
+    memory = with_drafter(memory, weights, kv, engine)
     if speculation.drafter and (own := drafter_placement(speculation, placement)):
         memory = _as_drafter_holds(memory, own, engine)
     return memory, _shortened(engine, memory, "beside the drafter")

@@ -16,7 +16,7 @@ SIDE_CHANNEL = 5600  # NIXL's
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 FLAGS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size",
-    "num_gpu_blocks_override", "long_prefill_token_threshold", "prefill_schedule_interval",
+    "num_gpu_blocks_override", "kv_cache_memory_bytes", "long_prefill_token_threshold", "prefill_schedule_interval",
     "enable_chunked_prefill", "enable_prefix_caching",
     "kv_offloading_size", "async_scheduling", "enforce_eager", "scheduling_policy",
 )  # fmt: skip
@@ -105,9 +105,14 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
     words += ["--kv-cache-dtype", kv_cache if kv_cache == "fp8" else _dtype(kv_cache)] if kv_cache != "auto" else []
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size"):
         words += [f"--{name.replace('_', '-')}", f"{engine[name]}"]
-    defaults = {"num_gpu_blocks_override": None, "long_prefill_token_threshold": 0, "prefill_schedule_interval": 1}
+    defaults = {
+        "num_gpu_blocks_override": None,
+        "kv_cache_memory_bytes": None,
+        "long_prefill_token_threshold": 0,
+        "prefill_schedule_interval": 1,
+    }
     for name, default in defaults.items():
-        words += [] if engine[name] == default else [f"--{name.replace('_', '-')}", str(engine[name])]
+        words += [] if engine[name] == default else [f"--{name.replace('_', '-')}", f"{engine[name]:.0f}"]
     if (drafts := scenario.speculation) is not None:
         config: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_speculative_tokens}
         config |= {"method": "eagle3", "parallel_drafting": True} if drafts.how.parallel else {}

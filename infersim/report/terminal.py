@@ -327,7 +327,8 @@ def _memory(memory: dict, engine: dict) -> list[Line]:
         )
         if memory[key]
     ]
-    total = f"{memory['total_bytes'] / GIB:.1f} GiB x {engine['gpu_memory_utilization']:g}"
+    share = "" if engine["kv_cache_memory_bytes"] else f" x {engine['gpu_memory_utilization']:g}"
+    total = f"{memory['total_bytes'] / GIB:.1f} GiB{share}"
     blocks = (
         f"{memory['num_gpu_blocks']:,} KV blocks of {memory['block_size']} tokens x"
         f" {memory['kv_bytes_per_token']:,.0f} B: {_number(memory['max_concurrency'])} sequences of"
