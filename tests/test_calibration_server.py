@@ -397,6 +397,33 @@ def test_what_file_and_scenario_say_otherwise_is_a_warning_that_names_both(tmp_p
     assert client == "sglang" or "model is Qwen/Qwen3-8B, the scenario's Llama-3.1-8B" in said
 
 
+def test_prompts_of_a_file_begin_alike_as_the_scenario_says(tmp_path):
+    prefixes = {"count": 1, "tokens": 384}
+    load = {"request_rate": 2, "num_requests": 40, "input_tokens": 160, "output_tokens": 20}
+    file = vllm_json(tmp_path / "r.json", prefixes=prefixes, **load)
+    (run,) = read_results([file])
+    told, untold = (validate(scenario_of(**load, **more), [run])[0] for more in ({"prefixes": prefixes}, {}))
+    for row in told["errors"].values():
+        assert abs(row["error"]) < 1e-3
+    assert untold["errors"]["mean_ttft_ms"]["error"] > 0.02  # all computed again
+    assert told["notes"] == [
+        f"prompts begin alike as workload.prefixes says: {39 * 384:,} of their tokens are found cached"
+    ]
+    assert untold["notes"] == ["no prompts begin alike (the file does not say; workload.prefixes would)"]
+    with pytest.raises(InputError, match=r"a prompt of 544 tokens cannot begin with 600; must be shorter"):
+        validate(scenario_of(**load, prefixes=prefixes | {"tokens": 600}), [run])
+
+
+def test_drafts_that_the_file_says_were_accepted_are_held_against_the_scenarios(tmp_path):
+    document = CLIENTS["vllm"] | {"spec_decode_accepted_tokens": 1024}
+    (run,) = read_results([write(tmp_path / "r.json", document)])
+    assert run.accepted_share == 0.5
+    load = {"max_concurrency": 4, "input_tokens": 200, "output_tokens": 128}
+    scenario = build_scenario({"model": "Qwen3-8B", "hardware": "h100-sxm", "workload": load}, "test")
+    (said,) = validate(scenario, [run])[0]["warnings"]
+    assert "accepted drafts are 50.0% of the output tokens in the file and 0.0% in the scenario" in said
+
+
 def test_a_validation_is_a_page(tmp_path, rates):
     write(tmp_path / "s.yaml", yaml.safe_dump({"model": "Llama-3.1-8B", "hardware": "h100-sxm", "workload": LENGTHS}))
     page = tmp_path / "page.html"

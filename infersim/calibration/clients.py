@@ -60,6 +60,10 @@ def _means(inputs: float | None, outputs: float | None, requests: float = 1) -> 
             "mean_output": outputs / requests if outputs and requests else None}  # fmt: skip
 
 
+def _share_of(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
 def _text(*values: Any) -> str | None:
     """The first text among them, or in a list among them."""
     flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
@@ -91,6 +95,7 @@ def vllm_results(document: dict, where: str) -> Row:
         **_means(inputs, outputs, completed),
         "num_requests": int(completed),
         "failed": int(_field(document, "failed", where) or 0),
+        "accepted_share": _share_of(_field(document, "spec_decode_accepted_tokens", where), outputs),
     }
     if not all(isinstance(document.get(name), list) for name in ("input_lens", "output_lens", "ttfts", "itls")):
         return row

@@ -13,6 +13,7 @@ from infersim.config.scenario import Scenario
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.run import run, simulate
+from infersim.workload.sharing import with_prefixes
 
 from .results import Measured, statistics
 
@@ -44,6 +45,7 @@ def predict(scenario: Scenario, measured: Measured, save_detailed: bool = False)
     """Simulate the run that was measured. InputError if the scenario's server would not serve what the real one did.
 
     A run whose client kept no requests is drawn anew from the scenario's workload, at the run's rate and concurrency.
+    Which prompts begin alike no client's file says: as the scenario's workload.prefixes has it, lengths included.
     """
     workload = scenario.workload
     limit = measured.max_concurrency
@@ -51,7 +53,10 @@ def predict(scenario: Scenario, measured: Measured, save_detailed: bool = False)
     if measured.requests is not None:
         update = {"max_tokens": "output_length", "max_concurrency": limit}
         scenario = scenario.model_copy(update={"workload": workload.model_copy(update=update)})
-        result = simulate(scenario, measured.requests, save_detailed)
+        requests, prefixes = measured.requests, workload.prefixes
+        if prefixes:
+            requests = with_prefixes(requests, prefixes, scenario.simulation.seed, inside=True)
+        result = simulate(scenario, requests, save_detailed)
     else:
         update = {"num_requests": measured.num_requests, "duration": None} if measured.num_requests else {}
         update |= {"request_rate": measured.request_rate} if measured.request_rate else {}
@@ -83,6 +88,12 @@ def mismatches(scenario: Scenario, run: Measured, result: Result) -> list[str]:
     known = [name for name in names if name] + [published for name in names if name and (published := repository(name))]
     if run.model and not any(_alike(run.model, name) for name in known):
         found.append(f"{run.where}: the file's model is {run.model}, the scenario's {', '.join(filter(None, names))}")
+    r = result.requests
+    if run.accepted_share is not None:
+        ours = float(r["num_accepted_tokens"].sum(dtype="i8") / r["num_output_tokens"].sum(dtype="i8"))
+        if abs(ours - run.accepted_share) > LENGTHS * run.accepted_share:
+            both = f"{run.accepted_share:.1%} of the output tokens in the file and {ours:.1%} in the scenario"
+            found.append(f"{run.where}: accepted drafts are {both} (speculation.acceptance)")
     if run.requests is not None:
         return found
     load = scenario.workload
@@ -91,7 +102,6 @@ def mismatches(scenario: Scenario, run: Measured, result: Result) -> list[str]:
         if theirs and ours and theirs != ours:
             both = f"{key} is {theirs:g} in the file and {ours:g} in the scenario"
             found.append(f"{run.where}: {both}; the file's counts")
-    r = result.requests
     for key, theirs, ours in (("input_tokens", run.mean_input, float(r["prompt_tokens"].mean())),
                               ("output_tokens", run.mean_output, float(r["num_output_tokens"].mean()))):  # fmt: skip
         if theirs and abs(ours / theirs - 1) > LENGTHS:

@@ -48,6 +48,8 @@ class Measured:
     mean_input: float | None = None
     mean_output: float | None = None
     """tokens of prompts and answers, where the client summed them up"""
+    accepted_share: float | None = None
+    """of the output tokens: those that were accepted drafts"""
     num_requests: int = 0
     failed: int = 0
     notes: tuple[str, ...] = ()

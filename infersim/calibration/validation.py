@@ -52,7 +52,7 @@ def _validate(scenario: Scenario, run: Measured, skip: int) -> dict[str, Any]:
         "predicted": _verdict(judge(predicted.result)),
         "points_to": points_to(scenario, run, predicted, rows),
         "warnings": mismatches(scenario, run, predicted.result),
-        "notes": [*run.notes, *_notes(run)],
+        "notes": [*run.notes, *_notes(run, scenario, predicted.result)],
     }
 
 
@@ -74,10 +74,16 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
     return asdict(verdict) if verdict else None
 
 
-def _notes(run: Measured) -> list[str]:
-    if run.requests is not None:
+def _notes(run: Measured, scenario: Scenario, result: Result) -> list[str]:
+    if run.requests is None:
+        return ["the client kept no requests (--save-detailed): the workload is drawn from the scenario"]
+    if not result.engine.enable_prefix_caching:
         return []
-    return ["the client kept no requests (--save-detailed): the workload is drawn from the scenario"]
+    if prefixes := scenario.workload.prefixes:
+        cached = int(result.requests["num_cached_tokens"].sum(dtype="i8"))
+        which = ", each by chance" if prefixes.count > 1 else ""
+        return [f"prompts begin alike as workload.prefixes says{which}: {cached:,} of their tokens are found cached"]
+    return ["no prompts begin alike (the file does not say; workload.prefixes would)"]
 
 
 def _judge(run: Measured, predicted: Predicted) -> Verdict | None:

@@ -12,14 +12,18 @@ from .lengths import draw_lengths
 from .requests import Requests
 
 
-def with_prefixes(requests: Requests, prefixes: Prefixes, seed: int) -> Requests:
+def with_prefixes(requests: Requests, prefixes: Prefixes, seed: int, inside: bool = False) -> Requests:
     """The same behind one of `prefixes.count` texts each, by chance: system prompts, tools, documents. All prompts of a
-    session begin with one."""
+    session begin with one. inside: the prompts have it already, and are as long as they were."""
     n = len(requests)
     who = np.arange(n) if requests.session is None else requests.session
     chosen = generator(seed, "prefixes").integers(0, prefixes.count, int(who.max()) + 1)[who]
     lengths = draw_lengths(prefixes.tokens, prefixes.count, generator(seed, "prefixes", "tokens"))[chosen]
-    longer = requests.prompt_tokens.astype("i8") + lengths
+    longer = requests.prompt_tokens.astype("i8") + (0 if inside else lengths)
+    if (longer <= lengths).any():
+        raise InputError(
+            f"workload.prefixes: a prompt of {longer.min()} tokens cannot begin with {lengths.max()}; must be shorter"
+        )
     if longer.max() > MAX_TOKENS:
         raise InputError(f"workload.prefixes: a prompt has {longer.max()} tokens; must be at most {MAX_TOKENS:.0e}")
     begins, counts, ids, own = requests.segments or (np.arange(n), np.zeros(n, "i8"), np.zeros(0, "i8"), np.zeros(0))
