@@ -1,8 +1,11 @@
 """Calibration of a device: known devices are recovered, broken measurements are told apart, torch's CPU runs it all."""
 
+import contextlib
 import functools
 import json
 import math
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,6 +58,9 @@ class Synthetic:
         self.random, self.spoil, self.count = np.random.default_rng(seed), spoil, 0
         self.exact = functools.cache(lambda name: predict(self.by_name[name], self.hardware))
         self.by_name = {case.name: case for case in cases(sizes, self.model)}
+
+    def lost(self):
+        return False
 
     def sample(self, case, samples):
         if case.dtype not in ("bf16", "fp8") or not case.work:
@@ -188,6 +194,26 @@ def test_out_of_memory_ends_a_case_and_not_the_run(tmp_path):
     assert document["step_error_median"] < 0.02
 
 
+def test_a_device_that_a_kernel_kills_is_not_blamed_on_the_cases_that_follow(tmp_path):
+    killed = []
+
+    def spoil(case, seconds, count):
+        if case.name == "step.decode.1x128":
+            killed.append(case.name)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return seconds
+
+    device = Synthetic(quick(GPU), spoil)
+    device.lost = lambda: bool(killed)
+    arguments = quick(GPU), tmp_path / "p.yaml", GPU_PLAN, H200
+    with pytest.raises(InputError, match=r"step.decode.1x128: the device failed .*illegal memory access"):
+        measure(device, cases(quick(GPU), device.model), GPU_PLAN, whole.measurements_path(arguments[1]), H200)
+    killed.clear()  # started anew
+    document = whole.calibrate_device(device, *arguments)
+    assert not killed
+    assert [row["name"] for row in document["rejected"] if "illegal" in row["why"]] == ["step.decode.1x128"]
+
+
 def test_an_interrupted_calibration_goes_on(tmp_path):
     limit = 100
 
@@ -300,6 +326,57 @@ def test_torch_measures_a_cpu_end_to_end(tmp_path, monkeypatch):
     assert {"gemm.bf16", "attention_prefill", "attention_decode", "elementwise"} <= profile.efficiency.keys()
     assert "fp8" in outcome.stdout  # missing, with the reason
     assert (tmp_path / "cpu.html").stat().st_size > 10_000
+
+
+class Graph:
+    """Stands for torch.cuda.CUDAGraph: what is captured runs once, and a replay does nothing."""
+
+    replays = 0
+
+    def replay(self):
+        Graph.replays += 1
+
+
+def test_the_cuda_path_runs_every_kind_of_case(tmp_path, monkeypatch):
+    """On a CPU, with stand-ins for CUDA's streams, events and graphs, and for what the driver says."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from infersim.calibration import torch_device
+
+    clock = time.perf_counter
+    event = lambda enable_timing: SimpleNamespace(  # noqa: E731
+        record=lambda: None, elapsed_time=lambda end: 1.0 + clock() % 1e-3
+    )
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    found = SimpleNamespace(name="NVIDIA H200", uuid="1-2", multi_processor_count=132, L2_cache_size=2**19,
+                            total_memory=2**27)  # fmt: skip
+    fakes = {
+        "Event": event, "Stream": lambda device: stream, "current_stream": lambda device: stream, "CUDAGraph": Graph,
+        "stream": lambda one: contextlib.nullcontext(), "graph": lambda one: contextlib.nullcontext(),
+        "synchronize": lambda device: None, "empty_cache": lambda: None, "get_device_properties": lambda device: found,
+        "device_count": lambda: 2,
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    asked = []
+    monkeypatch.setattr(torch_device, "_nvidia_smi", lambda key, device: asked.append(device) or "450.0")
+    monkeypatch.setattr(torch_device, "POWER_SECONDS", 0.05)
+    monkeypatch.setattr(
+        torch_device.TorchDevice, "is_cuda", property(lambda self: True, lambda self, value: None), False
+    )
+    device = torch_device.TorchDevice("cpu", model_of(SMALL))
+    assert device.info["devices"] == 2
+    assert not device.lost()
+    kinds = {}
+    for case in cases(SMALL, device.model, 1):
+        kinds.setdefault((case.kind, case.dtype if case.kind == "linear" else ""), case)
+    for case in kinds.values():
+        with contextlib.suppress(torch_device.Unsupported):
+            assert len(device.sample(case, 3)) == 3
+            assert all(math.isfinite(seconds) and seconds > 0 for seconds in device.sample(case, 3))
+    assert Graph.replays > 3 * len(kinds)  # no time but a graph's
+    device._random = lambda *shape: torch.ones(2, 2)
+    assert device.power() == {"power_w": 450.0, "sm_clock_mhz": 450.0}
+    assert set(asked) == {"GPU-1-2"}
 
 
 def test_torch_operators_are_what_they_are_called():

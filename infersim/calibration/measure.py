@@ -31,6 +31,9 @@ class Device(Protocol):
     def sample(self, case: Case, samples: int) -> list[float]:
         """Seconds per pass, `samples` times."""
 
+    def lost(self) -> bool:
+        """Whether it runs nothing any more."""
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -94,6 +97,11 @@ def measure(
                     entry["error"] = errors[case.name] = str(error)
                 file.write(json.dumps(entry) + "\n")
                 file.flush()
+                if "error" in entry and device.lost():
+                    raise InputError(
+                        f"{case.name}: the device failed and runs nothing any more ({entry['error']}); the same command"
+                        " goes on without it"
+                    )
                 done += not extra
                 progress(min(done + plan.rounds * len(errors), total - 1), total, found)
     progress(total, total, found)

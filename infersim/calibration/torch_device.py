@@ -56,7 +56,8 @@ class TorchDevice:
                              "cache_bytes": max([*caches, LEAST_CACHE]), "memory_bytes": memory,
                              "devices": 1}  # fmt: skip
         found = torch.cuda.get_device_properties(self.device)
-        driver = _nvidia_smi("driver_version", self.device.index or 0) or f"CUDA {torch.version.cuda}"
+        self.uuid = f"GPU-{found.uuid}"  # nvidia-smi counts devices that CUDA_VISIBLE_DEVICES hides
+        driver = _nvidia_smi("driver_version", self.uuid) or f"CUDA {torch.version.cuda}"
         return common | {
             "device": found.name, "driver": driver, "cuda": torch.version.cuda, "num_sms": found.multi_processor_count,
             "cache_bytes": getattr(found, "L2_cache_size", 0) or 64 * 2**20, "memory_bytes": found.total_memory,
@@ -76,7 +77,7 @@ class TorchDevice:
             calls = max(1, min(MOST_CALLS, int(least / max(once, 1e-7))))
             captured = self.is_cuda and case.kind != "all_reduce"
             run, repeat = (self._captured(call, calls), 1) if captured else (call, calls)
-            first = [once] if calls == 1 else []
+            first = [once] if calls == 1 and not captured else []
             return first + [self._time(run, repeat) * repeat / calls for _ in range(samples - len(first))]
 
     def _time(self, run: Callable[[], Any], repeat: int) -> float:
@@ -130,6 +131,14 @@ class TorchDevice:
             if self.is_cuda and case.kind in ("step", "layer", "decode", "prefill"):
                 torch.cuda.empty_cache()
 
+    def lost(self) -> bool:
+        """Whether the device runs nothing any more: after a fault of a kernel CUDA fails whatever follows."""
+        try:
+            torch.zeros(1, device=self.device).item()
+        except RuntimeError as error:
+            return not _is_memory(error)
+        return False
+
     def take(self, *shape: int) -> torch.Tensor:
         """The next view of this shape in the pool; over its end it begins again."""
         size = 1
@@ -181,7 +190,11 @@ class TorchDevice:
         one = torch.ones((), device=self.device)
         x, weight = self._random(m, k).to(torch.float8_e4m3fn), self._random(n, k).to(torch.float8_e4m3fn)
         weights = [weight.clone() for _ in range(copies)]
-        return [lambda w=w: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16) for w in weights]
+        how: dict[str, Any] = {
+            "out_dtype": torch.bfloat16,
+            "use_fast_accum": True,
+        }  # as the kernels of inference engines
+        return [lambda w=w: torch._scaled_mm(x, w.t(), one, one, **how) for w in weights]
 
     def _int8(self, m: int, n: int, k: int, copies: int) -> list[Callable]:
         if m <= 16 and self.is_cuda:
@@ -300,14 +313,14 @@ class TorchDevice:
 
     def power(self) -> dict[str, float]:
         """Watts and SM clock in MHz under a large multiplication; empty where no driver says."""
-        if not self.is_cuda or not _nvidia_smi("power.draw", self.device.index or 0):
+        if not self.is_cuda or not _nvidia_smi("power.draw", self.uuid):
             return {}
         x, weight = self._random(8192, 8192), self._random(8192, 8192)
         started, seen = time.perf_counter(), []
         while time.perf_counter() - started < POWER_SECONDS:
             for _ in range(50):
                 F.linear(x, weight)
-            seen.append([_nvidia_smi(key, self.device.index or 0) for key in ("power.draw", "clocks.sm")])
+            seen.append([_nvidia_smi(key, self.uuid) for key in ("power.draw", "clocks.sm")])
         torch.cuda.synchronize(self.device)
         try:
             watts, clock = (max(float(row[i]) for row in seen) for i in range(2))
@@ -329,9 +342,9 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
-def _nvidia_smi(key: str, index: int) -> str:
+def _nvidia_smi(key: str, device: str) -> str:
     try:
-        command = ["nvidia-smi", f"--query-gpu={key}", "--format=csv,noheader,nounits", "-i", str(index)]
+        command = ["nvidia-smi", f"--query-gpu={key}", "--format=csv,noheader,nounits", "-i", device]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
