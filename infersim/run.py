@@ -368,7 +368,8 @@ def result_of(
 
 
 def completes_overloaded(scenario: Scenario, known: Overloads, result: Result) -> tuple[float, float] | None:
-    """metrics.overload.completion_rate of the scenario: None where an overload does not tell."""
+    """metrics.overload.completion_rate of the scenario: None where an overload does not tell. At least 0 with an
+    autoscaler, which may not start all its replicas."""
     found = None
     for size in sizes(result):
         if (more := overloaded(scenario, size)) is None:
@@ -379,7 +380,7 @@ def completes_overloaded(scenario: Scenario, known: Overloads, result: Result) -
             known[key] = completion_rate(run(one)[0])
         if (found := known[key]) and found[1] - found[0] < 2 * CLEAR * found[0]:
             break
-    return found and (times * found[0], times * found[1])
+    return found and (0.0 if scenario.cluster.autoscaler else times * found[0], times * found[1])
 
 
 def _role(scenario: Scenario, kind: Kind | EncodePool) -> Literal["serve", "prefill", "decode", "encode"]:

@@ -234,7 +234,7 @@ def test_rates_are_read_without_powers_of_ten():
 
 def test_a_backlog_that_an_autoscaler_may_still_cure_is_not_saturated():
     """One replica at first, eight in the end, each ready 60 s after it is asked for: 4 times what one carries is too
-    short to tell while they start, saturated if there are only two, and stable once they have."""
+    short to tell while they start, saturated if there are only two, at once, and stable once they have."""
     lengths = {"input_tokens": 500, "output_tokens": 200, "request_rate": 30}
     scaler = {"target": 20, "max": 8, "startup": {"node": 60}}
 
@@ -248,6 +248,9 @@ def test_a_backlog_that_an_autoscaler_may_still_cure_is_not_saturated():
     assert "more replicas may be started" in short.reason
     assert said(8, 24_000).state == STABLE
     assert said(2, 24_000).state == SATURATED
+    few = said(2, 1500)
+    assert few.state == SATURATED
+    assert "on all replicas" in few.reason
 
 
 ONE_BY_ONE = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "engine": {"max_num_seqs": 1}}
@@ -274,7 +277,8 @@ def test_an_overload_tells_what_so_few_requests_do_not(load, state):
     "parts",
     [{"workload": {"turns": 2}}, {"workload": {"timeout": 9}}, {"workload": {"curve": [[0, 1], [9, 2]]}},
      {"workload": {"tenants": {"a": {}, "b": {}}}}, {"engine": {"scheduling_policy": "shortest-first"}},
-     {"cluster": {"autoscaler": {"target": 20, "max": 8}}}, {"cluster": {"replicas": 2, "router": "least-kv"}}],
+     {"cluster": {"autoscaler": {"target": 20, "max": 8}, "router": "least-kv"}},
+     {"cluster": {"replicas": 2, "router": "least-kv"}}],
 )  # fmt: skip
 def test_what_an_overload_serves_otherwise_is_not_asked_of_one(parts):
     lengths = {"input_tokens": 500, "output_tokens": 50, "num_requests": 60, "request_rate": 5}

@@ -34,19 +34,20 @@ def sizes(result: Result) -> list[int]:
 def overloaded(scenario: Scenario, num_requests: int) -> tuple[Scenario, int] | None:
     """So many of the same requests, all at once, and how many such deployments there are: replicas that share nothing
     but a router complete as many times what one does. None where requests would not be served as they are when they
-    come one by one, or their rate is not constant."""
+    come one by one, or their rate is not constant. With an autoscaler: all its replicas."""
     load, cluster = scenario.workload, scenario.cluster
     changing = load.trace or load.curve or load.spikes or load.ramp_up or not load.request_rate
     differ = load.tenants or load.models or load.timeout or load.users or load.n > 1 or load.images or load.turns != 1
     between = (
         cluster.kinds
-        or any(g.autoscaler for g in cluster.groups)
+        or (cluster.prefill and any(g.autoscaler for g in cluster.groups))
+        or (cluster.autoscaler and (load.max_concurrency or cluster.kv_store))
         or cluster.admission
         or cluster.failures
         or cluster.role_switch
         or cluster.encode
     )
-    choosing = cluster.replicas > 1 and (cluster.router.policy not in ROUTERS or cluster.router.signal_age)
+    choosing = cluster.most > 1 and (cluster.router.policy not in ROUTERS or cluster.router.signal_age)
     ordered = scenario.engine.scheduling_policy not in (None, "fcfs")
     if changing or math.isinf(load.request_rate or math.inf) or differ or between or choosing or ordered:
         return None
@@ -55,8 +56,8 @@ def overloaded(scenario: Scenario, num_requests: int) -> tuple[Scenario, int] | 
     simulation = scenario.simulation.model_copy(update={"replications": 1, "warmup": 0.0, "seed": 0})
     apart = not (cluster.prefill or cluster.kv_store or load.max_concurrency)
     if apart:
-        update["cluster"] = cluster.model_copy(update={"replicas": 1})
-    return scenario.model_copy(update=update | {"simulation": simulation}), cluster.replicas if apart else 1
+        update["cluster"] = cluster.model_copy(update={"replicas": 1, "autoscaler": None})
+    return scenario.model_copy(update=update | {"simulation": simulation}), cluster.most if apart else 1
 
 
 def completion_rate(result: Result) -> tuple[float, float] | None:

@@ -143,7 +143,8 @@ def _by_overload(flow: Flow, verdict: Verdict, rate: float, completes: tuple[flo
     first, until = float(flow.arrival[0]), min(flow.until, float(flow.arrival[-1]))
     grown = float(_growth(flow.arrival + flow.unloaded, flow.ended, first, until).sum())
     if rate > BEYOND * high and grown > 0.0:
-        return Verdict(SATURATED, rate - high, f"{rates}; at most {per_second(high)} when more wait")
+        by = " on all replicas" if flow.replicas > 1 else ""
+        return Verdict(SATURATED, rate - high, f"{rates}; at most {per_second(high)}{by} when more wait")
     if rate * BEYOND >= low:
         return verdict
     rates, needed = f"{rates}; at least {per_second(low)} when more wait", None
