@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infersim.config.engine import Engine
 from infersim.config.errors import InputError
 from infersim.config.hardware import load_hardware
 from infersim.config.parallelism import Parallelism
@@ -14,6 +15,7 @@ from infersim.cost.moe import TILE, Routing
 from infersim.cost.operators import forward_pass
 from infersim.cost.placement import Placement
 from infersim.cost.sharding import check_modelled, rank_layer
+from infersim.deployment.resolve import deploy
 from infersim.models.architecture import MoE
 from infersim.models.catalog import load_model
 
@@ -127,6 +129,26 @@ def test_data_parallel_ranks_send_tokens_to_their_experts():
     assert collectives(attention_data=8).keys() == {"all_gather", "reduce_scatter"}
     assert collectives(attention_data=8, expert=8).keys() == {"all_gather", "reduce_scatter"}  # vLLM's default
     assert not collectives(tensor=8, expert=8)
+
+
+@pytest.mark.parametrize(
+    ("preset", "hardware", "weights", "there"),
+    [
+        ("vllm-0.15", "b200-sxm", "nvfp4", 2),
+        ("vllm-0.19", "b200-sxm", "nvfp4", 0.5 + 1 / 16),
+        ("vllm-0.33", "h100-sxm", "fp8", 1),
+        ("vllm-0.33", "b200-sxm", "fp8_block", 1 + 4 / 128),
+        ("vllm-0.33", "h100-sxm", "fp8_block", 2),
+        ("vllm-0.33", "h100-sxm", "int4", 2),
+        ("sglang-0.5", "b200-sxm", "nvfp4", 2),
+    ],
+)
+def test_tokens_travel_to_experts_in_their_format_where_vllm_quantises_first(preset, hardware, weights, there):
+    """vLLM pull request 30014 counts hidden / 2 + hidden / 16 bytes of NVFP4; they come back in 16 bits."""
+    parallelism = Parallelism(attention_data=8, expert=8)
+    parts = load_hardware(hardware), Precision(weights=weights), parallelism, Engine(preset=preset, max_model_len=4096)
+    sent = {op.name: op for op in forward_pass(deploy("Qwen3-30B-A3B", *parts).placement) if op.message and op.shared}
+    assert [sent[name].message["tokens"] / 2048 for name in ("all_gather", "reduce_scatter")] == [there, 2]
 
 
 @given(experts=st.integers(4, 64), k=st.integers(1, 4), ranks=st.sampled_from([2, 4]), skew=st.floats(0, 1.5))

@@ -41,10 +41,11 @@ class Parallelism(Description):
     time here"""
     all2all_backend: All2All = "allgather_reducescatter"
     """how tokens reach the experts of other data-parallel ranks and come back (vLLM's option and default, which SGLang
-    and TensorRT-LLM outside Grace-Blackwell share): all to all ranks, in 16 bits (vLLM from 0.16 on quantises first);
-    flashinfer_nvlink_one_sided, once to each rank that has one of a token's experts; DeepEP's kernels: high_throughput
-    so, over the network once to each node, in FP8 on the way there for FP8 experts, and in no CUDA graph; low_latency
-    once for each of a token's experts, in FP8 on the way there, straight over the network"""
+    and TensorRT-LLM outside Grace-Blackwell share): all to all ranks, in 16 bits, or to FP8 and NVFP4 experts in their
+    format (presets from vllm-0.19 on, but FP8 in blocks on Hopper); flashinfer_nvlink_one_sided so, once to each rank
+    that has one of a token's experts; DeepEP's kernels: high_throughput so, over the network once to each node, in FP8
+    on the way there for FP8 experts, and in no CUDA graph; low_latency once for each of a token's experts, in FP8 on
+    the way there, straight over the network"""
     enable_dbo: bool = False
     """two-batch overlap (vLLM's dual batch overlap, SGLang's TBO): a step of 32 tokens or more runs as two halves, of
     which one computes while the other's tokens are exchanged; weights are read twice, and 20 SMs send under DeepEP's

@@ -133,14 +133,25 @@ FP8_SENT = 1 + 4 / 128
 """bytes of an element that DeepEP sends in FP8, with an FP32 scale for 128"""
 
 
+def _sent(shape: Pass, kernel: Kernel) -> float:
+    """Bytes of an element on its way to the experts. vLLM 0.32 quantises first unless the experts' kernel does it by
+    itself: FlashInfer's CUTLASS for block FP8, its choice for dealt-out experts on Hopper (fused_moe/oracle/fp8.py,
+    expects_unquantized_inputs). Inputs of MXFP4 experts are left in 16 bits here."""
+    by_itself = kernel.format == "fp8_block" and shape.placement.hardware.generation == "hopper"
+    first = shape.placement.quantises_first and kernel.format in ("fp8", "fp8_block", "nvfp4") and not by_itself
+    return (first and kernel.activation_bytes) or shape.width
+
+
 def _exchange(shape: Pass, moe: MoE, kernel: Kernel, h: int, count: int) -> tuple[list[Operator], list[Operator]]:
     """Tokens on their way to the experts of other data-parallel ranks, and back (parallelism.all2all_backend)."""
     parallelism, k = shape.parallelism, moe.num_experts_per_token
     ranks, backend = parallelism.tensor * parallelism.token_ranks, parallelism.all2all_backend
     if parallelism.expert == 1 or backend == "allgather_reducescatter":
         return tuple(
-            shape.collective(kind, count, parallelism.token_ranks, h, shared=True, apart=parallelism.tensor)
-            for kind in ("all_gather", "reduce_scatter")
+            shape.collective(
+                kind, count, parallelism.token_ranks, h, shared=True, apart=parallelism.tensor, width=width
+            )
+            for kind, width in (("all_gather", _sent(shape, kernel)), ("reduce_scatter", shape.width))
         )  # type: ignore[return-value]
     if backend == "deepep_low_latency":
         return tuple(
@@ -151,7 +162,7 @@ def _exchange(shape: Pass, moe: MoE, kernel: Kernel, h: int, count: int) -> tupl
     reached = parallelism.expert * (1 - (1 - 1 / parallelism.expert) ** k)
     forwarded = backend == "deepep_high_throughput"
     fp8 = forwarded and kernel.format.startswith("fp8")
-    widths = (FP8_SENT if fp8 else shape.width, shape.width)
+    widths = (FP8_SENT if fp8 else shape.width if forwarded else _sent(shape, kernel), shape.width)
     kind, nodes = (
         "forwarded_all_to_all" if forwarded else "all_to_all",
         -(-ranks // node_size(shape.placement.hardware)),

@@ -24,6 +24,8 @@ class Placement:
     hardware: Hardware
     precision: Precision = field(default_factory=Precision)
     parallelism: Parallelism = field(default_factory=Parallelism)
+    quantises_first: bool = False
+    """whether the engine turns experts' inputs into their format before it sends them to the experts' ranks"""
 
     def __post_init__(self):
         """`auto` of the KV cache becomes what it stands for; a format that is not modelled leaves it, for an error."""

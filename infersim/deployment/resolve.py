@@ -136,7 +136,7 @@ def _deploy(
         resolved = replace(resolved, enforce_eager=True, origin={**resolved.origin, "enforce_eager": why})
     hardware = with_kernels_of(hardware, resolved.engine)
     hardware = with_attention_kernel(hardware, resolved.attention_kernel)
-    placement = Placement(model, hardware, precision, parallelism)
+    placement = Placement(model, hardware, precision, parallelism, resolved.quantises_first)
     if resolved.origin["max_model_len"] == "model":
         longest = longest_sequence(placement, resolved)
         if longest < resolved.max_model_len:

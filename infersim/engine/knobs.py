@@ -276,6 +276,7 @@ KNOBS: tuple[Knob, ...] = (
          "what some drafters take of the budget: nothing; for each sequence in the step; or for each that may run",
          "none", choices=("none", "in-step", "max-num-seqs"), user=False),
     Knob("has_async_scheduling", bool, "vLLM's asynchronous scheduling as it decides since 0.15", True, user=False),
+    Knob("quantises_first", bool, "experts' inputs travel in the experts' format (vLLM 0.19)", False, user=False),
     Knob("has_draft_models", bool, "vLLM's draft models (V1's came after 0.11)", True, user=False),
     Knob("has_watermark", bool, "vLLM's `watermark` (since 0.24)", True, user=False),
     Knob("has_prefill_context", bool, "and its prefill_context_parallel_size (0.32)", False, user=False),
