@@ -132,10 +132,18 @@ def _kernel_time(row: np.void, phase: str, queries: np.ndarray, means: np.ndarra
     return price.prefill_fixed + smooth_max(kv + activations, compute, price.prefill_softness)
 
 
+RECURRENCE_KERNELS = 8
+"""of a prompt's gated delta rule: norms of queries and keys, cumulative gates, products within a chunk, their inverse,
+its application, states, outputs (fla/chunk.py of SGLang 0.5 and vLLM); the same for Mamba-2, whose scan has five"""
+
+
 def launches(operator: Operator) -> int:
-    """Kernels of one operator: experts are several, and quantising a matrix's inputs is one of its own."""
+    """Kernels of one operator: experts and a recurrence over chunks are several, and quantising a matrix's inputs is
+    one of its own."""
     if operator.routing:
         return EXPERT_KERNELS
+    if operator.name == "recurrent_prefill":
+        return RECURRENCE_KERNELS
     return 2 if operator.shape.get("quantised") and "fused" not in operator.shape else 1
 
 
