@@ -59,7 +59,9 @@ class Knobs:
     drafts_within_max_tokens: bool = False  # 0.11
     draft_slots: int = 0  # 0.28: tokens of the budget that a draft model takes for each sequence
     skips_behind_victim: bool = False  # until 0.24: see go_on
+    keeps_skipped_first: bool = False  # 0.28: who was passed over in flight stays before who is preempted later
     drop_last_hit: bool = False  # EAGLE: the last block found is computed again
+    drafter_drop: str = "one-or-last"  # or one (0.24), or one of each kind of window besides (before)
     order: str = "running-first"  # what a step is made of, and what first
     reserve: str = "first-chunk"  # what a request gets at admission
     policy: str = "fcfs"  # or priority, shortest-first, lpm (needs radix)
@@ -132,6 +134,7 @@ class Request:
     num_computed_tokens: int = 0
     num_placeholders: int = 0  # tokens sampled in steps in flight, under async scheduling
     num_steps_in_flight: int = 0  # steps in flight that hold a chunk of it
+    skipped: bool = False  # passed over since it was preempted, for such a step
     num_in_flight_tokens: int = 0  # and so many tokens
     shared_boundary: int = 0  # tokens that groups without a window have cached, if a window has not
     tables: list[list[Block | None]] = field(default_factory=list)  # None: freed, outside the window
@@ -491,7 +494,7 @@ class Simulation:
                 self.budget += n + self.knobs.draft_slots
         self.chosen = [(r, n) for r, n in self.chosen if r is not victim]
         self.preempt(victim)
-        first = lambda r: r.tables or (ordered and self.turn(r) < self.turn(victim))  # noqa: E731
+        first = lambda r: r.tables or (self.turn(r) < self.turn(victim) if ordered else r.skipped)  # noqa: E731
         place = next((i for i, r in enumerate(self.waiting) if not first(r)), len(self.waiting))
         self.waiting.insert(place, victim)
         return before and victim not in in_step
@@ -526,6 +529,7 @@ class Simulation:
                 break
             resumes = knobs.resumes_in_flight and not knobs.async_scheduling
             if request.num_steps_in_flight > 0 and not resumes:  # preempted, and steps with it are still to come back
+                request.skipped = knobs.keeps_skipped_first
                 position += 1
                 continue
             if self.returned and not request.num_swapped:
@@ -566,7 +570,8 @@ class Simulation:
                 if knobs.skip_unfit_prefill:
                     if knobs.policy in ("fcfs", "lpm"):  # vLLM turns the order of those it skips
                         self.waiting.remove(request)
-                        front = next((i for i, r in enumerate(self.waiting) if not r.tables), len(self.waiting))
+                        fixed = [bool(r.tables or r.skipped) for r in self.waiting]
+                        front = fixed.index(False) if False in fixed else len(fixed)
                         self.waiting.insert(front, request)
                     position += 1
                     continue
@@ -788,7 +793,8 @@ class Simulation:
         if len(self.running) < before:
             self.full = False
             decoded, wished = sum(r.outputs for r in rest), sum(r.max_tokens for r in rest)
-            self.ratio = min(1, (decoded + 20 * len(rest)) / (wished + 1))
+            if self.knobs.min_new_token_ratio < 1:
+                self.ratio = min(1, (decoded + 20 * len(rest)) / (wished + 1))
         elif rest:
             self.ratio = max(self.ratio - self.knobs.new_token_ratio_decay, self.knobs.min_new_token_ratio)
         return True
@@ -942,7 +948,8 @@ class Simulation:
         if request.num_swapped:
             longest = request.num_computed_tokens // size  # the rest it computes as it would have done
         drop, full = int(self.knobs.drop_last_hit), 0 in self.windows
-        if drop and full and any(self.windows) and not request.num_swapped:
+        beyond = self.knobs.drafter_drop == "one-or-last"
+        if drop and beyond and full and any(self.windows) and not request.num_swapped:
             longest = request.num_tokens // size
         longest = longest if self.knobs.enable_prefix_caching else 0
         kinds, first = [], 0  # of groups: window, and the tables of the kind
@@ -981,8 +988,11 @@ class Simulation:
         longest = max(found - drop, 0) if full else found
         whole = longest
         windowed = [(window, tables) for window, tables in kinds if window]
-        while any((shorter := hit(*kind, min(longest + drop, found))) < longest for kind in windowed):
-            longest = shorter
+        if drop and self.knobs.drafter_drop == "each" and windowed and (full or len(windowed) > 1):
+            longest = hit(*windowed[0], longest) if len(windowed) == 1 else 0  # several take a block in turns
+        else:
+            while any((shorter := hit(*kind, min(longest + drop, found))) < longest for kind in windowed):
+                longest = shorter
         request.shared_boundary = whole * size if full and windowed and longest < whole else 0
         result = []
         for window, tables in kinds:
@@ -1046,6 +1056,7 @@ class Simulation:
 
     def preempt(self, victim: Request) -> None:
         """To be recomputed from its first token, or swapped. What is in flight still arrives."""
+        victim.skipped = False
         if victim.sequences:
             self.swap_out(victim)
             victim.num_preemptions += 1

@@ -87,8 +87,8 @@ def families(draw) -> dict:
         "late_hits": draw(st.sampled_from(["hit", "miss", "wait"])),
         "clip_max_new_tokens": clip,
         "retracts": draw(st.booleans()),
-        "new_token_ratio": draw(st.sampled_from([0.25, 0.5, 1])),
-        "min_new_token_ratio": 0.125,
+        "new_token_ratio": (ratio := draw(st.sampled_from([0.25, 0.5, 1]))),
+        "min_new_token_ratio": draw(st.sampled_from([0.125, ratio])),
         "new_token_ratio_decay": draw(st.sampled_from([0, 0.0625])),
     }
 
@@ -158,6 +158,7 @@ def knobs(draw, exact: bool = True) -> dict:
         "admission_lookahead": draw(st.booleans()),
         "skips_behind_victim": draw(st.booleans()),
         "resumes_in_flight": draw(st.booleans()),
+        "keeps_skipped_first": draw(st.booleans()),
         "drafts_within_max_tokens": draw(st.booleans()),
         "watermark_blocks": draw(st.sampled_from([0, 0, 1, 3])),
         "batch_queue": draw(st.sampled_from(["steps", "until-done", "until-full"])),
@@ -303,6 +304,7 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
     knobs["draft_passes"], knobs["depth"] = tuple(passes), depth
     knobs["lookahead"] = draw(st.sampled_from([0, most]))
     knobs["drop_last_hit"] = draw(st.booleans())
+    knobs["drafter_drop"] = draw(st.sampled_from(["each", "one", "one-or-last"]))
     knobs["resumes_in_flight"] = False  # of pipelines, in which nothing speculates
     room = knobs["max_num_batched_tokens"] - 1
     knobs["draft_slots"] = draw(st.sampled_from([0, 0, min(room, 1)]))

@@ -77,9 +77,19 @@ RULES: tuple[Rule, ...] = (
     Rule("not enable_chunked_prefill and max_num_batched_tokens < max_model_len", "engine.max_num_batched_tokens",
          "{max_num_batched_tokens} is smaller than max_model_len {max_model_len} and chunked prefill is off, so longer"
          " prompts could never run; must be at least {max_model_len}, or lower max_model_len"),
+    Rule("engine == 'sglang' and enable_chunked_prefill and max_num_batched_tokens % block_size",
+         "engine.max_num_batched_tokens",
+         "SGLang's --chunked-prefill-size must be a multiple of its --page-size, engine.block_size {block_size}"
+         " (got {max_num_batched_tokens})"),
+    Rule("ignore_eos and not enable_prefix_caching", "engine.ignore_eos",
+         "without a radix tree SGLang admits such requests by another rule, which is not modelled; must be false, or"
+         " engine.enable_prefix_caching true"),
     Rule("prefill_schedule_interval > 1 and (engine != 'vllm' or parallelism.attention_data == 1)",
          "engine.prefill_schedule_interval",
          "balances vLLM's data-parallel ranks; must be 1, or parallelism.attention_data above 1 and a vllm preset"),
+    Rule("prefill_schedule_interval > 1 and not has_prefill_schedule_interval", "engine.prefill_schedule_interval",
+         "is modelled as vLLM 0.28 has it (0.24 lets prompts wait that lack one token, too); must be 1 for {preset}, or"
+         " engine.preset vllm-0.28 or later"),
     Rule("parallelism.pipeline > 1 and user.async_scheduling", "engine.async_scheduling",
          "in a pipeline a token enters when the one before has left it; must be false with parallelism.pipeline above"
          " 1"),

@@ -78,6 +78,9 @@ def _follow(knobs: dict[str, Any], origin: dict[str, str]) -> None:
         knobs["order"] = knobs["chunked_order"]
     if knobs["enable_mixed_chunk"]:
         put("order", "prefills-first", origin["enable_mixed_chunk"])
+    if knobs["ignore_eos"]:
+        for knob in ("new_token_ratio", "min_new_token_ratio"):
+            put(knob, 1.0, "requests ignore_eos")
 
 
 def deploy(

@@ -10,7 +10,8 @@ from random import Random
 FEATURES = (
     "plain", "tight", "early", "threshold", "unchunked", "abort", "priority", "watermark", "caching", "turns",
     "samples", "ngram", "ngram+turns", "ngram+bybatch", "eagle", "eagle+turns", "draftmodel", "window", "window+turns",
-    "hybrid", "hybrid+turns", "mamba", "pp2", "pp4", "mix", "wild",
+    "hybrid", "hybrid+turns", "eagle+hybrid+turns", "mamba", "pp2", "pp4", "pp4+tight", "mix",
+    "wild", "interval", "interval+tight+turns",
 )  # fmt: skip
 SYNCHRONOUS = ("ngram", "pp")
 """features that begin so do not run under asynchronous scheduling"""
@@ -67,6 +68,7 @@ def scenario(random: Random, feature: str, number: int) -> dict:
         "speculative": spec,
         "pipeline": 4 if "pp4" in has else 2 if "pp2" in has else 1,
         "prefix_cache_retention_interval": 0,
+        "prefill_schedule_interval": random.choice([2, 3, 8]) if "interval" in has else 1,
     }
     rows = requests(random, has, length)
     accept = chance = None
@@ -78,7 +80,7 @@ def scenario(random: Random, feature: str, number: int) -> dict:
 
 SGLANG = (
     "plain", "tight", "early", "unchunked", "caching", "turns", "tight+turns", "lpm", "lpm+turns", "page", "page+turns",
-    "mixed", "mixed+turns", "wild",
+    "mixed", "mixed+turns", "ignoreeos", "ignoreeos+tight+turns", "wild",
 )  # fmt: skip
 """features of SGLang; again under asynchronous scheduling (its overlap schedule)"""
 
@@ -88,7 +90,7 @@ def of_sglang(random: Random, feature: str, number: int) -> dict:
     parts = set(feature.split("+"))
     if "wild" in parts:
         parts |= set(random.sample(["tight", "early", "caching", "turns", "lpm", "page", "mixed"], 4))
-    has = parts | ({"caching"} if "lpm" in parts else set())
+    has = parts | ({"caching"} if parts & {"lpm", "ignoreeos"} else set())
     each = scenario(random, "+".join(sorted(has - {"wild"})), number)
     config, size = each["config"], random.choice([2, 16, 64]) if "page" in has else 1
     tokens = config["num_gpu_blocks"] * config["block_size"]
@@ -102,6 +104,7 @@ def of_sglang(random: Random, feature: str, number: int) -> dict:
         "policy": "lpm" if "lpm" in has else "fcfs",
         "mixed": "mixed" in has,
         "max_prefill_tokens": 0 if "unchunked" in has else 16384,
+        "ignore_eos": "ignoreeos" in has,
     }
     return each | {"id": f"{feature}/{number}", "feature": feature}
 

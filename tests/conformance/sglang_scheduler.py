@@ -247,7 +247,8 @@ class Run:
 
         row = self.rows[i]
         stops = [self.token(i, row["prompt"] + row["output"] - 1)] if row["output"] < row["max_tokens"] else []
-        sampling = SamplingParams(max_new_tokens=row["max_tokens"], stop_token_ids=stops, temperature=0)
+        more = {"temperature": 0, "ignore_eos": self.config.get("ignore_eos", False)}
+        sampling = SamplingParams(max_new_tokens=row["max_tokens"], stop_token_ids=stops, **more)
         sampling.normalize(None)
         prompt = array("q", [self.token(i, p) for p in range(row["prompt"])])
         self.requests[i] = Req(f"{i:06}", "", prompt, sampling, vocab_size=1 << 30, priority=row["priority"])

@@ -17,11 +17,15 @@ from pathlib import Path
 import numpy as np
 
 SCHEDULE = 2.0**-20
+MOST_STEPS = 10_000
+"""requests may take memory from each other for ever; then it ends here, stuck"""
 SOURCE = Path(importlib.util.find_spec("vllm").origin).parent
 UNTIL_DONE = ".done()" in (SOURCE / "v1/engine/core.py").read_text().split("def step_with_batch_queue")[1][:4000]
 """older releases schedule no further when a step has ended"""
 ARRAYS = "sampled_token_ids[req_index].tolist()" in (SOURCE / "v1/core/sched/scheduler.py").read_text()
 """0.11.2 is given sampled tokens as arrays"""
+THROTTLES = "num_computed_tokens < request.num_tokens - 1" in (SOURCE / "v1/core/sched/scheduler.py").read_text()
+"""data-parallel ranks take prompts together (0.24 had it too, but let prompts wait that lack one token)"""
 RESERVES_SLOTS = "max_num_batched_tokens - scheduled_token_delta" in (SOURCE / "config/vllm.py").read_text()
 """a draft model takes a token of the budget for each of max_num_seqs, before there are any"""
 
@@ -50,6 +54,7 @@ def lacks(config: dict, requests: list[dict]) -> bool:
     too_new = too_new or spec.get("method") == "draft_model"
     return bool(
         (config["watermark"] and "watermark" not in SchedulerConfig.__dataclass_fields__)
+        or (config.get("prefill_schedule_interval", 1) > 1 and not THROTTLES)
         or (spec.get("by_batch") and not hasattr(SpeculativeConfig, "uses_dynamic_speculative_decoding"))
         or (too_new and "__lt__" not in vars(Request))
     )
@@ -172,6 +177,7 @@ class Run:
         self.unsent = sorted(range(len(self.rows)), key=lambda i: self.rows[i]["arrival"])
         self.aborts = sorted((r["abort"], i) for i, r in enumerate(self.rows) if r["abort"] is not None)
         self.preempted: list[int] = []
+        self.counter = 0  # as DPEngineCoreProc.step_counter, but of one rank, which waits for no other
 
     def token(self, i: int, position: int) -> int:
         """The token of request i at a position: equal tokens of a text have equal numbers, and no others."""
@@ -218,8 +224,10 @@ class Run:
         """One schedule(); True if there are tokens in it."""
         before = {i: r.num_preemptions for i, r in self.requests.items()}
         computed = {i: r.num_computed_tokens for i, r in self.requests.items()}
-        output = self.scheduler.schedule()
+        interval = self.config.get("prefill_schedule_interval", 1)
+        output = self.scheduler.schedule(*([self.counter % interval != 0] if interval > 1 else []))
         tokens = {int(name): n for name, n in output.num_scheduled_tokens.items()}
+        self.counter += bool(tokens)
         drafts = {int(name): len(each) for name, each in output.scheduled_spec_decode_tokens.items()}
         self.preempted += [i for i, n in before.items() if self.requests[i].num_preemptions > n]
         for i in tokens:
@@ -293,7 +301,7 @@ class Run:
     def run(self) -> dict:
         size = 2 if self.config["async_scheduling"] else self.config["pipeline"]
         idle = 0
-        while idle < 50:
+        while idle < 50 and len(self.steps) < MOST_STEPS:
             self.look()
             if not self.scheduler.has_requests() and not self.queue:
                 if not self.unsent:
@@ -310,6 +318,8 @@ class Run:
                         continue
             idle = 0 if executed or any(step[3] for step in self.queue) else idle + 1
             self.update()
+            if not self.scheduler.has_unfinished_requests():
+                self.counter = 0
         for i, record in enumerate(self.records):
             request = self.requests.get(i)
             record["preemptions"] = request.num_preemptions if request else 0
@@ -318,7 +328,7 @@ class Run:
         import vllm
 
         return {"version": getattr(vllm, "__version__", ""), "steps": self.steps, "requests": self.records,
-                "free_at_end": free, "stuck": idle >= 50}  # fmt: skip
+                "free_at_end": free, "stuck": idle >= 50 or len(self.steps) >= MOST_STEPS}  # fmt: skip
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ it is given out again; a request's blocks are freed last first, so that the ends
 
 from .hashes import enter, evict, find, hash_block, key_of
 from .njit import compiled
-from .state import CPU, WAIT_FOR_LATE_HITS
+from .state import CPU, EACH, ONE_OR_LAST, WAIT_FOR_LATE_HITS
 from .tiers import clear_tiers, keep
 
 
@@ -292,7 +292,7 @@ def find_longest_cache_hit(request, knobs, scheduler, blocks, segments, table):
     limit = (tokens - 1) // knobs.block_size
     if request.num_swapped > 0:
         limit = request.num_computed_tokens // knobs.block_size
-    elif knobs.drop_last_hit and has_full(knobs) and has_windows(knobs):
+    elif knobs.drop_last_hit and knobs.drafter_drop == ONE_OR_LAST and has_full(knobs) and has_windows(knobs):
         limit = tokens // knobs.block_size  # the last one is dropped
     chain, segment, offset = 0, 0, 0
     length = 0
@@ -360,19 +360,22 @@ def has_full(knobs):
 def agree_on_windows(knobs, scheduler, table, length, found):
     """The longest hit within `length` blocks that every window accepts; forgets what lies before the windows.
 
-    Where the last block is dropped a window must have one more, of the `found` ones.
+    Where the last block is dropped a window must have one more, of the `found` ones, or lose one more itself: of
+    several kinds each does, until nothing is left.
     """
-    drop = knobs.drop_last_hit
+    drop, each = knobs.drop_last_hit, knobs.drafter_drop == EACH
+    once = each and knobs.num_kv_groups <= 1 + has_full(knobs)
     agreed = False
     while not agreed:
         agreed = True
         t = 0
         for g in range(knobs.num_kv_groups):
             if knobs.kv_window[g] > 0:
-                wanted, most = window_blocks(knobs, g) + drop, min(length + drop, found)
+                wanted = window_blocks(knobs, g) + drop
+                most = length if each else min(length + drop, found)
                 hit = window_hit(table, scheduler.table_stride, t, knobs.kv_multiplicity[g], most, wanted)
                 hit = max(hit - drop, 0)
-                agreed = agreed and hit == length
+                agreed = agreed and (hit == length or once)
                 length = hit
             t += knobs.kv_multiplicity[g]
     t = 0

@@ -168,7 +168,8 @@ def retract(core):
             if requests[running[i]].num_computed_tokens >= requests[running[i]].prefill_end:
                 decoded += requests[running[i]].num_output_tokens
                 wished += requests[running[i]].max_tokens
-        scheduler.new_token_ratio = min(1.0, (decoded + RETRACT_STEPS * others) / (wished + 1.0))
+        if knobs.min_new_token_ratio < 1.0:  # else requests ignore_eos
+            scheduler.new_token_ratio = min(1.0, (decoded + RETRACT_STEPS * others) / (wished + 1.0))
     elif others > 0:
         scheduler.new_token_ratio = max(
             scheduler.new_token_ratio - knobs.new_token_ratio_decay, knobs.min_new_token_ratio

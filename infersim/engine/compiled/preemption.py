@@ -26,7 +26,7 @@ def preempt(core, victim):
     if scheduler.unshared:
         remember(request, knobs, scheduler, core.blocks, core.tables[request.table], core.segments)
     request.status = WAITING
-    request.num_drafts = 0
+    request.num_drafts = request.skipped = 0
     request.num_preemptions += 1
     replica.num_preemptions += 1
     if knobs.num_sequences > 1:

@@ -124,16 +124,23 @@ def push_behind_holders(requests, scheduler, q):
 @compiled
 def put_back(requests, scheduler, policy, q):
     """Queue the preempted request q before all that are no more urgent, or by arrival among equals if there is such an
-    order, but behind those whose KV came from elsewhere.
+    order, but behind those whose KV came from elsewhere, and the skipped ones.
 
-    They hold blocks: if it went before them, it might never have enough, and they never run.
+    The first hold blocks: if it went before them, it might never have enough, and they never run.
     """
     before, after = -1, scheduler.waiting_head
-    ordered = is_ordered(policy)
-    while after >= 0 and (requests[after].num_blocks > 0 or (ordered and goes_before(requests, after, q, policy))):
+    while after >= 0 and stays_first(requests, after, q, policy):
         before = after
         after = requests[after].next
     insert(requests, scheduler, q, before, after)
+
+
+@compiled
+def stays_first(requests, other, q, policy):
+    """Whether a waiting request stays before q, which is put back."""
+    if requests[other].num_blocks > 0:
+        return True
+    return goes_before(requests, other, q, policy) if is_ordered(policy) else requests[other].skipped > 0
 
 
 @compiled

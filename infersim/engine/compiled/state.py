@@ -54,6 +54,7 @@ MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 # What a pipeline has in flight beside steps with something to do: see knobs.
 UNTIL_DONE, UNTIL_FULL = 1, 2
 BESIDE_OR_CACHED = 2
+EACH, ONE_OR_LAST = 0, 2
 # When a step whose requests have text loaded goes on: after it, beside it layer by layer; or they wait for it alone.
 LAYERS, BACKGROUND = 1, 2
 # Where text goes that the GPU evicts.
@@ -90,6 +91,7 @@ _FIELDS = np.dtype(
         ("num_blocks", "i4"),  # KV blocks held
         ("num_hashed_blocks", "i4"),  # full blocks per block table that have, or could have, their hash
         ("reason", "i1"),
+        ("skipped", "i1"),  # preempted, and passed over since: a step with it was in flight
         ("hold", "i1"),  # keep its blocks when it completes, until they are released
         ("replica", "i2"),
         ("rank", "i2"),  # the data-parallel rank of the replica that serves it

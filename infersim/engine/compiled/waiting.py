@@ -65,6 +65,7 @@ def admit(core, q):
         return STOP
     is_in_flight = request.last_step >= core.replica.num_steps - core.replica.in_flight + core.replica.num_empty
     if is_in_flight and (knobs.async_scheduling or not knobs.resumes_in_flight):
+        request.skipped = knobs.keeps_skipped_first
         return PASSED_OVER  # preempted, and a step with it is still to come back
     if scheduler.swapped_in and request.num_swapped == 0:
         return STOP  # prompts wait until nobody is swapped
