@@ -43,6 +43,7 @@ VALUES: dict[str, list[Any]] = {
     "block_size": [1, 8, 16, 32, 64], "prefill_schedule_interval": [1, 4], "gpu_memory_utilization": [0.8, 0.9, 0.95],
     "long_prefill_token_threshold": [0, 1, 40, 300],
     "watermark": [0.0, 0.01, 0.1, 0.5], "jump_forward_share": [0.1, 0.5, 0.7], "jump_forward_tokens": [1, 4, 10],
+    "kv_cache_memory_bytes": ["4 GiB", "20 GB"],
     "swap_space": [0, "1 GB", "8 GiB"], "kv_offloading_size": [0, "2 GB", "40 GB"],
     "kv_offloading_disk_size": [0, "3 GB", "100 GB"], "kv_offloading_disk_bandwidth": ["3 GB/s", "7 GB/s"],
     "stream_interval": [1, 2, 7, 50], "max_cudagraph_capture_size": [1, 3, 64, 600],
@@ -350,7 +351,8 @@ def engine(draw: Draw, profile: dict[str, Any], found: dict[str, Any], tables: i
             flags.pop(key, None)
     if str(flags.get("attention_kernel", "")).startswith("flash") and "h100" not in profile["name"].lower():
         flags["attention_kernel"] = "standard"
-    if found.get("parallelism", {}).get("attention_data", 1) == 1 or not preset.startswith("vllm"):
+    interval = load_preset(preset).values["has_prefill_schedule_interval"]
+    if found.get("parallelism", {}).get("attention_data", 1) == 1 or not interval:
         flags.pop("prefill_schedule_interval", None)
     if whole:
         flags["enable_chunked_prefill"] = flags.get("enable_chunked_prefill", False)
@@ -398,6 +400,8 @@ def engine(draw: Draw, profile: dict[str, Any], found: dict[str, Any], tables: i
             del flags["prefix_cache"]
         else:
             flags["enable_prefix_caching"] = True
+    if flags.get("ignore_eos") and not flags.get("enable_prefix_caching", not pieces):
+        del flags["ignore_eos"]
     tree = flags.get("prefix_cache", load_preset(preset).values["prefix_cache"]) == "radix"
     if flags.get("preemption_mode") == "swap" and (tree or "pcie_bandwidth" not in profile):
         del flags["preemption_mode"]
@@ -411,6 +415,9 @@ def _sizes(draw: Draw, flags: dict[str, Any], tables: int, longest: int) -> None
     length = flags.get("max_model_len")
     if not flags.get("enable_chunked_prefill", True) and "max_num_batched_tokens" in flags:
         flags["max_num_batched_tokens"] = max(flags["max_num_batched_tokens"], length or longest)
+    if flags.get("preset", "").startswith("sglang") and "max_num_batched_tokens" in flags:  # in whole pages
+        size = flags.get("block_size", 1)
+        flags["max_num_batched_tokens"] = -(-flags["max_num_batched_tokens"] // size) * size
     if "max_num_seqs" in flags and "max_num_batched_tokens" in flags:
         flags["max_num_seqs"] = min(flags["max_num_seqs"], flags["max_num_batched_tokens"])
     if length and tables != 4 and draw.chance(0.5):
