@@ -13,6 +13,7 @@ from infersim.cost.floors import floor_ttft
 from infersim.cost.placement import Placement
 from infersim.engine.compiled.state import OVER_MAX_MODEL_LEN, REJECTED
 from infersim.explain.binding import find_binding
+from infersim.explain.change import by, more, plain
 from infersim.explain.summary import summarize
 from infersim.models.catalog import load_model
 from infersim.report.files import to_json
@@ -143,3 +144,10 @@ def test_the_floor_of_a_first_token_counts_what_is_computed():
     ttft = result.requests["first_token"] - result.requests["sent"]
     whole = floor_ttft(Placement(load_model("Llama-3.1-8B"), load_hardware("h100-sxm")), 8064)
     assert result.floors["ttft"] < ttft.min() < whole
+
+
+def test_numbers_are_read_without_powers_of_ten():
+    assert [plain(x) for x in (4.867e-13, 2.16e-5, 0.0, -0.0, 12.345, 12345.6)] == [
+        "0.0000000000004867", "0.0000216", "0", "0", "12.35", "12,346"]  # fmt: skip
+    assert [by(x) for x in (-0.655, 2.872, 128.05)] == ["-65.5%", "+287.2%", "129 times"]
+    assert [more(x) for x in (0.27, 0.0004, 2.1)] == ["+27%", "+0.04%", "3.1 times"]

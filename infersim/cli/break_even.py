@@ -6,7 +6,7 @@ from typer import Argument, Option
 
 from .guard import guarded
 from .options import Json, Overrides
-from .printing import print_json, print_rows
+from .printing import print_json, print_rows, print_wrapped
 
 
 @guarded
@@ -72,26 +72,30 @@ def break_even(
 def _print_break_even(document: dict[str, Any]) -> None:
     spec = document.get("speculation")
     if spec is None:
-        print("speculation: none in this scenario; --set speculation={...} describes it")
+        print_wrapped("speculation: none in this scenario; --set speculation={...} describes it")
     elif not spec["over_batch"]:
-        print("speculation: max_num_batched_tokens is too small to verify the drafts of one sequence")
+        print_wrapped("speculation: max_num_batched_tokens is too small to verify the drafts of one sequence")
     else:
         _print_speculation(spec, document["context"])
     kernels = ", ".join(f"{name} from {rows:,}" for name, rows in document["int4_crossover_rows"].items() if rows)
-    print(f"INT4 weights no longer gain over 16 bits (rows of a linear layer): {kernels or 'unknown for this device'}")
+    print_wrapped(
+        f"INT4 weights no longer gain over 16 bits (rows of a linear layer): {kernels or 'unknown for this device'}"
+    )
     if exits := document.get("early_exit"):
         share = exits["needed_share"]
-        print(f"early exit (approximate: outputs change), {exits['policy'].replace('_', ' ')}")
-        print(f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}")
+        print_wrapped(f"early exit (approximate: outputs change), {exits['policy'].replace('_', ' ')}")
+        print_wrapped(
+            f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}"
+        )
         print_rows([{k: f"{v:.3g}" for k, v in row.items()} for row in exits["over_batch"]])
     if loads := document.get("kv_offloading"):
-        print("offloaded KV: a prompt alone is computed, or loaded but for its last block")
+        print_wrapped("offloaded KV: a prompt alone is computed, or loaded but for its last block")
         print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in loads])
 
     for name, against in (("enable_dbo", "one batch"), ("prefill_context", "as many tensor-parallel GPUs")):
         if found := document.get(name):
             pays = found["pays_from_tokens"]
-            print(
+            print_wrapped(
                 f"{name} against {against}: pays {f'from {pays:,} tokens of a prompt on' if pays else 'for no prompt'}"
             )
             print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()}
@@ -99,15 +103,15 @@ def _print_break_even(document: dict[str, Any]) -> None:
 
 
 def _print_speculation(spec: dict[str, Any], context: int) -> None:
-    print(f"speculation ({spec['method']}), {context:,} tokens of context")
+    print_wrapped(f"speculation ({spec['method']}), {context:,} tokens of context")
     rows = [
         {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
         for row in spec["over_batch"]
     ]
     print_rows(rows)
     batch, tokens = spec["negative_from_batch"], spec["negative_from_context"]
-    print(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
+    print_wrapped(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
     if over := spec["over_context"]:
         contexts = ", ".join(f"{row['gain']:.3g} at {row['context']:,}" for row in over)
         negative = f"; negative from {tokens:,}" if tokens else ""
-        print(f"gain at batch {over[0]['batch']} by context: {contexts}{negative}")
+        print_wrapped(f"gain at batch {over[0]['batch']} by context: {contexts}{negative}")

@@ -13,11 +13,21 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """A table with a column per key, as wide as it needs to be."""
+    """A table with a column per key, as wide as it needs to be; closer together where the terminal has no room."""
+    from infersim.report.terminal import width as room
+
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    between = "  " if sum(widths) + 2 * (len(widths) - 1) <= room() else " "
     for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(between.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_wrapped(text: str) -> None:
+    """A sentence, in lines as wide as the terminal."""
+    from infersim.report.terminal import width, wrapped
+
+    print("\n".join(wrapped(text, width())))
 
 
 def print_fields(fields: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from .attribution import NAMES, PHASES, phase_of, row_of
@@ -73,8 +74,20 @@ def _cause(row: str, terms: dict[str, dict[str, float]]) -> str:
 
 
 def more(share: float) -> str:
-    """A change by a share, in words: "+58%", or from twice on "3.1 times"."""
-    return f"{share:+.0%}" if share < 1 else f"{1 + share:.3g} times"
+    """A change by a share, in words: "+58%", "+0.3%", or from twice on "3.1 times"."""
+    if share >= 1:
+        return f"{1 + share:.3g} times"
+    return f"{share:+.0%}" if abs(share) >= 0.005 or not share else f"{100 * share:+.1g}%"
+
+
+def by(share: float) -> str:
+    """A change by a share to a tenth of a percent, or from ten times on "129 times"."""
+    return f"{share:+.1%}" if share < 10 else f"{plain(1 + share, 3)} times"
+
+
+def plain(value: float, digits: int = 4) -> str:
+    """So many digits that matter, thousands apart, without powers of ten."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{Decimal(f'{value or 0:.{digits}g}'):f}"
 
 
 def signed(value: float) -> str:

@@ -3,6 +3,7 @@
 import textwrap
 from typing import Any
 
+from infersim.explain.change import by, plain
 from infersim.metrics.latency import METRICS, STATISTICS
 
 from .html import Page
@@ -20,15 +21,14 @@ def validation_lines(document: dict[str, Any]) -> list[str]:
     for metric in METRICS:
         cells = [errors.get(f"{statistic}_{metric}_ms") for statistic in STATISTICS]
         if any(cells):
-            for row, form in (("measured", "{:,.4g}"), ("predicted", "{:,.4g}"), ("error", "{:+.1%}")):
+            for row, form in (("measured", plain), ("predicted", plain), ("error", by)):
                 label = metric if row == "measured" else ""
-                texts = (_cell(cell[row], form) if cell else "-" for cell in cells)
+                texts = (form(cell[row]) if cell else "-" for cell in cells)
                 lines.append(f"{label:6}{row:10}" + "".join(f"{text:>12}" for text in texts))
     for name, row in errors.items():
         if "throughput" in name:
-            lines.append(
-                f"{name}: measured {row['measured']:,.4g}/s, predicted {row['predicted']:,.4g}/s, {row['error']:+.1%}"
-            )
+            measured, predicted = (f"{who} {plain(row[who])}/s" for who in ("measured", "predicted"))
+            lines.append(f"{name}: {measured}, {predicted}, {by(row['error'])}")
     verdicts = [(who, document[who]) for who in ("measured", "predicted") if document[who]]
     lines += [f"server {who}: {verdict['state']} ({verdict['reason']})" for who, verdict in verdicts]
     if document["points_to"]:
@@ -56,7 +56,7 @@ def validation_page(documents: list[dict[str, Any]], command: list[str]) -> Page
             }
             for metric, pair in (document["quantiles"] or {}).items()
         ]
-        rows = [[name, row["measured"], row["predicted"], f"{row['error']:+.1%}"]
+        rows = [[name, row["measured"], row["predicted"], by(row["error"])]
                 for name, row in document["errors"].items()]  # fmt: skip
         said = [f"server {who}: {found['state']} ({found['reason']})"
                 for who in ("measured", "predicted") if (found := document[who])]  # fmt: skip
@@ -76,10 +76,6 @@ def validation_page(documents: list[dict[str, Any]], command: list[str]) -> Page
     found = f"{sum(document['requests'] for document in documents):,} requests of {len(documents)} runs"
     head = f"{found}; {wrong} of them do not match the scenario" if wrong else found
     return Page("Prediction against measurement", head, not wrong, [*sections, reproduce(command)])
-
-
-def _cell(value: float, form: str) -> str:
-    return f"{value:,.0f}" if form == "{:,.4g}" and abs(value) >= 1000 else form.format(value)
 
 
 def device_lines(document: dict[str, Any]) -> list[str]:

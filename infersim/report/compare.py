@@ -4,9 +4,10 @@ import textwrap
 from typing import Any
 
 from infersim.explain.attribution import NAMES, PHASES
+from infersim.explain.change import by, plain
 from infersim.explain.techniques import NEITHER
 
-from .terminal import width
+from .terminal import number, width
 
 SHOWN = (
     "request_throughput",
@@ -56,10 +57,10 @@ def _print_metrics(at: int, variants: list[dict], differences: list[dict]) -> No
         first = variants[0]["answer"]["metrics"][name]
         if first is None:
             continue
-        line = f"{name:22}{_number(first):>11}"
+        line = f"{name:22}{number(first):>11}"
         for difference in differences:
             x = difference["metrics"][name]
-            line += f"{_number(x['after']):>11}{_change(x):>28}"
+            line += f"{number(x['after']):>11}{_change(x):>28}"
         print(line)
     for label, key in (("GPUs", "gpus"), ("USD/M output tokens", "usd_per_million_output_tokens")):
         cells = [_range(variant["cost"][key]) for variant in variants]
@@ -75,7 +76,7 @@ def router_rows(variants: list[dict[str, Any]]) -> list[list[str]]:
         shares = [row["cached_share"] for row in replicas if row["requests"] and row["role"] in ("serve", "prefill")]
         balance = (route["requests_max_over_mean"], route["busy_time_max_over_mean"])
         cached = variant["answer"]["explain"]["prefix_cache_token_hit_rate"]
-        rows.append([" / ".join(policies) or "-", *map(_number, balance), f"{cached or 0:.1%}",
+        rows.append([" / ".join(policies) or "-", *map(number, balance), f"{cached or 0:.1%}",
                      f"{min(shares):.1%} to {max(shares):.1%}" if len(shares) > 1 else "-"])  # fmt: skip
     several = any(len(variant["answer"]["replicas"]) > 1 for variant in variants)
     return [list(row) for row in zip(*rows, strict=True)] if several else []
@@ -95,9 +96,9 @@ def _print_routers(rows: list[list[str]]) -> None:
 def _change(x: dict[str, Any]) -> str:
     if x["difference"] is None:
         return "-"
-    width = "" if x["half_width"] is None else f" +-{_number(x['half_width'])}"
-    share = f" ({x['difference'] / x['before']:+.1%})" if x["before"] else ""
-    return f"{'+' if x['difference'] > 0 else ''}{_number(x['difference'])}{width}{share}"
+    width = "" if x["half_width"] is None else f" +-{number(x['half_width'])}"
+    share = f" ({by(x['difference'] / x['before'])})" if x["before"] else ""
+    return f"{'+' if x['difference'] > 0 else ''}{number(x['difference'])}{width}{share}"
 
 
 def _print_difference(letter: str, difference: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ def _print_difference(letter: str, difference: dict[str, Any]) -> None:
     for technique in difference["techniques"]:
         kind = {True: "exact", False: "approximate", None: "another model"}[technique["exact"]]
         side = f"{technique['side']}, by {technique['mechanism']}; {kind}" if technique["side"] != NEITHER else kind
-        print(f"  technique  {technique['name']}: {side}")
+        _print_text("technique", f"{technique['name']}: {side}")
     _print_text("why", difference["why"])
     if difference["break_even"]:
         _print_text("to pay", difference["break_even"])
@@ -120,16 +121,16 @@ def _print_difference(letter: str, difference: dict[str, Any]) -> None:
     print(f"\n  mean e2el, ms per request{'A':>16}{letter:>11}{'difference':>12}   of which".rstrip())
     for row in dict.fromkeys(term["term"] for term in terms):
         mine = [term for term in terms if term["term"] == row]
-        x, y = (sum(term[side] for term in mine) for side in ("before", "after"))
+        x, y, change = (sum(term[side] for term in mine) for side in ("before", "after", "difference"))
         if max(abs(x), abs(y)) > least:
             of_which = ", ".join(_of_which(mine, least)) if len(mine) > 1 else ""
-            line = f"  {NAMES[row]:28}{_number(x):>13}{_number(y):>11}{_signed(y - x):>12}   "
+            line = f"  {NAMES[row]:28}{number(x):>13}{number(y):>11}{_signed(change):>12}   "
             beside = width() - len(line) >= OF_WHICH_ROOM
             texts = textwrap.wrap(of_which, width() - (len(line) if beside else 6)) or [""]
             print((line + texts.pop(0) if beside else line).rstrip())
             for text in texts if of_which else []:
                 print(" " * (len(line) if beside else 6) + text)
-    print(f"  {'in all':28}{_number(before):>13}{_number(after):>11}{_signed(latency['difference']):>12}")
+    print(f"  {'in all':28}{number(before):>13}{number(after):>11}{_signed(latency['difference']):>12}")
     phases = {phase: sum(term["difference"] for term in terms if term["phase"] == phase) for phase in PHASES}
     _print_text("by phase", ", ".join(f"{PHASES[phase]} {_signed(part)}" for phase, part in phases.items()))
     throughput = difference["throughput"]
@@ -160,15 +161,9 @@ def _print_text(label: str, text: str, room: int = 0) -> None:
         print(f"{margin}{label if i == 0 else '':{space}}{line}")
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
 def _range(value: Any) -> str:
     return "-" if value is None else f"{value[0]:.3g}-{value[1]:.3g}" if isinstance(value, list) else f"{value}"
 
 
 def _signed(value: float) -> str:
-    return f"{value:+,.0f}" if abs(value) >= 1000 else f"{value:+.4g}"
+    return f"{'-' if value < 0 else '+'}{plain(abs(value))}"

@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from infersim.explain.change import plain
+
 COLOURS = ("#0b63a5", "#b8500a", "#0b7a5c", "#8a3f86", "#7a6400", "#4a5560")
 """of series, on light ground: of the page and of the figures"""
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
@@ -23,7 +25,7 @@ def shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, int | float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value or 0:.4g}"  # no -0
+        return plain(value)
     return str(value)
 
 
@@ -31,7 +33,7 @@ def span(pair: list[float] | None, unit: str) -> str:
     if pair is None:
         return "–"
     low, high = pair
-    return f"{low:.3g} {unit}" if high - low < 0.005 * high else f"{low:.3g}–{high:.3g} {unit}"
+    return f"{plain(low, 3)} {unit}" if high - low < 0.005 * high else f"{plain(low, 3)}–{plain(high, 3)} {unit}"
 
 
 def card(name: str, value: str, note: str = "") -> dict[str, str]:

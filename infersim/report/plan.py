@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from infersim.explain.change import more
+from infersim.explain.change import more, plain
 
 from .terminal import LABEL, copies, width
 
@@ -105,7 +105,7 @@ def error_lines(best: dict[str, Any], stays: dict[str, Any]) -> list[str]:
     lines, held = [], error["held"]
     if held:
         ends = {name: "{:.4g} to {:.4g}".format(*x["interval"]) for name, x in held.items()}
-        parts = (f"{name} {ends[name]} ({asked[name]}, breaks if {more(x['wrong'])} off)" for name, x in held.items())
+        parts = (f"{name} {ends[name]} ({asked[name]}, breaks if {_wrong(x['wrong'])})" for name, x in held.items())
         word = "holds the SLO" if all(x["holds"] for x in held.values()) else "may miss the SLO"
         missing = [name for name in asked if name not in held]
         without = f"; of {', '.join(missing)} too few were measured" if missing else ""
@@ -116,6 +116,10 @@ def error_lines(best: dict[str, Any], stays: dict[str, Any]) -> list[str]:
     return [*lines, *error["text"]]
 
 
+def _wrong(share: float) -> str:
+    return f"{more(share)} off" if share else "off at all"
+
+
 def to_win_text(to_win: dict[str, Any]) -> str:
     """What it would take for the runner-up to be the answer."""
     ways = []
@@ -124,7 +128,7 @@ def to_win_text(to_win: dict[str, Any]) -> str:
     if to_win["rate"]:
         ways.append(f"above {to_win['rate']:.4g} requests/s, which the best as it is does not hold")
     if to_win["carry"]:
-        ways.append(f"if it carried {more(to_win['carry'] - 1)}")
+        ways.append(f"if it carried {more(to_win['carry'] - 1) if to_win['carry'] > 1 else 'more'}")
     if to_win["speed"]:
         ways.append(
             f"if {to_win['device']}'s memory, arithmetic and links were about {to_win['speed'] - 1:.0%} faster, as it"
@@ -213,7 +217,7 @@ def margin_text(margin: dict[str, Any]) -> str:
 
 def _range(pair: list[float]) -> str:
     low, high = pair
-    return f"{low:.3g}" if high - low < 0.005 * high else f"{low:.3g}-{high:.3g}"
+    return plain(low, 3) if high - low < 0.005 * high else f"{plain(low, 3)}-{plain(high, 3)}"
 
 
 def _field(label: str, text: str) -> None:

@@ -10,6 +10,7 @@ from textwrap import shorten, wrap
 from typing import Any
 
 from infersim.config.errors import InputError
+from infersim.explain.change import plain
 from infersim.files import make_folder, remove_leftovers, replace_text
 
 from .html import Page
@@ -184,5 +185,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return plain(value)
     return str(value)

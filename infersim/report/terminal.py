@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import IO, Any
 
+from infersim.explain.change import plain
 from infersim.explain.uncertainty import ends_of
 from infersim.metrics.verdict import per_second
 
@@ -103,7 +104,7 @@ def _head(document: dict) -> list[Line]:
     parts += [f"{counts[key]:,} {key}" for key in ("preemptions", "retries") if counts[key]]
     lines += field("requests", [", ".join(parts)])
     if slo := document["slo"]:
-        texts = [f"{x['name']} {_number(x['value'])} {'<=' if x['met'] else '>'} {x['limit']:g}" for x in slo["limits"]]
+        texts = [f"{x['name']} {number(x['value'])} {'<=' if x['met'] else '>'} {x['limit']:g}" for x in slo["limits"]]
         lines += field("slo", [f"{SLO[slo['met']]}: {', '.join(texts) or verdict['state']}"])
         if slo["met"] is False:
             lines[-1] = ("bad", lines[-1][1])
@@ -137,29 +138,30 @@ def _load(workload: dict) -> str:
     if workload["users"]:
         return f"{workload['users']:,} users"
     if workload["request_rate"]:
-        return f"{workload['request_rate']:g} {'requests' if workload['turns'] == 1 else 'sessions'}/s"
+        what = "request" if workload["turns"] == 1 else "session"
+        return f"{workload['request_rate']:g} {what}{'s' * (workload['request_rate'] != 1)}/s"
     return workload["trace"].rstrip("/").rsplit("/", 1)[-1][:40]
 
 
 def _metrics(document: dict) -> list[Line]:
     metrics, confidence = document["metrics"], document["confidence"]
     rates = [
-        f"{_number(metrics['request_throughput'])} requests/s",
-        f"{_number(metrics['output_throughput'])} output tokens/s",
-        f"{_number(metrics['total_token_throughput'])} tokens/s in all",
+        f"{number(metrics['request_throughput'])} requests/s",
+        f"{number(metrics['output_throughput'])} output tokens/s",
+        f"{number(metrics['total_token_throughput'])} tokens/s in all",
     ]
     if metrics["request_goodput"] is not None:
-        rates.append(f"goodput {_number(metrics['request_goodput'])} requests/s")
-    lines = field("throughput", [f"{', '.join(rates)} over {_number(metrics['duration_s'])} s"])
+        rates.append(f"goodput {number(metrics['request_goodput'])} requests/s")
+    lines = field("throughput", [f"{', '.join(rates)} over {number(metrics['duration_s'])} s"])
     interval, told = (document["sampling"] or {"interval": {}})["interval"], False
     columns = ("mean", "median", "p90", "p95", "p99")
     header = "".join(f"{column:>13}" for column in columns)
     lines.append(("head", f"{'ms':{LABEL}}{header}"))
     for metric in ("ttft", "tpot", "itl", "e2el"):
         names = [f"{column}_{metric}_ms" for column in columns]
-        lines.append(("", f"{metric:{LABEL}}{''.join(f'{_number(metrics[name]):>13}' for name in names)}"))
+        lines.append(("", f"{metric:{LABEL}}{''.join(f'{number(metrics[name]):>13}' for name in names)}"))
         if confidence:
-            widths = ("+-" + _number(confidence["half_width"][name]) for name in names)
+            widths = ("+-" + number(confidence["half_width"][name]) for name in names)
             lines.append(("", f"{'':{LABEL}}{''.join(f'{width:>13}' for width in widths)}"))
         pairs = [interval.get(name) for name in names]
         if any(pair and _is_wide(pair, metrics[name]) for pair, name in zip(pairs, names, strict=True)):
@@ -201,13 +203,13 @@ def _why(explain: dict) -> list[Line]:
         busy = f"busy {_percent(explain['busy_share'])} of the time, {explain['num_steps']:,} steps"
         lines += field("time", [f"{busy}: {', '.join(shares)}"])
     floors = [
-        f"{name} {_number(explain[f'floor_{name}_ms'])} ms, {_percent(explain[f'floor_share_{name}'])} of the mean"
+        f"{name} {number(explain[f'floor_{name}_ms'])} ms, {_percent(explain[f'floor_share_{name}'])} of the mean"
         for name in ("itl", "ttft")
     ]
     lines += field("floors", ["; ".join(floors)])
     batch = (
-        f"{_number(explain['mean_running'])} running (peak {explain['peak_running']:,}),"
-        f" {_number(explain['mean_waiting'])} waiting ({_number(explain['mean_queue_ms'])} ms each);"
+        f"{number(explain['mean_running'])} running (peak {explain['peak_running']:,}),"
+        f" {number(explain['mean_waiting'])} waiting ({number(explain['mean_queue_ms'])} ms each);"
         f" KV {_percent(explain['mean_kv_usage'])} used (peak {_percent(explain['peak_kv_usage'])})"
     )
     if explain["prefix_cache_token_hit_rate"]:
@@ -223,15 +225,15 @@ def _why(explain: dict) -> list[Line]:
         lines += field(group["kind"], [text])
     if tiers := explain["kv_offloading"]:
         found = ", ".join(f"{tiers[f'{name.lower()}_hit_rate']:.1%} {name}" for name in ("GPU", "CPU", "disk"))
-        lines += field("cached", [f"prompt tokens by tier: {found}; loading took {_number(tiers['load_s'])} s"])
+        lines += field("cached", [f"prompt tokens by tier: {found}; loading took {number(tiers['load_s'])} s"])
     if spec := explain["speculation"]:
         text = (
-            f"{spec['method']}: {_number(spec['mean_acceptance_length'])} tokens per step and sequence,"
+            f"{spec['method']}: {number(spec['mean_acceptance_length'])} tokens per step and sequence,"
             f" {_percent(spec['acceptance_rate'])} of {spec['num_drafts']:,} drafts accepted"
         )
         lines += field("drafts", [text])
     if (explain["mean_client_queue_ms"] or 0) > 0.1:
-        lines += field("client", [f"requests wait {_number(explain['mean_client_queue_ms'])} ms before they are sent"])
+        lines += field("client", [f"requests wait {number(explain['mean_client_queue_ms'])} ms before they are sent"])
     return lines
 
 
@@ -250,30 +252,30 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
     lines = field("replicas", [shares]) if len(replicas) > 1 else []
     if "images" in route:
         text = (
-            f"{route['images']:,} images, {_number(route['embedding_bytes'] / 1e9)} GB:"
-            f" {_number(route['mean_encode_ms'])} ms until they had been encoded and had come over the link"
+            f"{route['images']:,} images, {number(route['embedding_bytes'] / 1e9)} GB:"
+            f" {number(route['mean_encode_ms'])} ms until they had been encoded and had come over the link"
         )
         lines += field("encode", [text])
     if "handed_over" in route:
         text = (
-            f"{route['handed_over']:,} prompts, {_number(route['transfer_bytes'] / 1e9)} GB:"
-            f" {_number(route['mean_wait_for_room_ms'])} ms until there was room,"
-            f" {_number(route['mean_transfer_ms'])} ms on the way (link busy {_percent(route['link_busy_share'])})"
+            f"{route['handed_over']:,} prompts, {number(route['transfer_bytes'] / 1e9)} GB:"
+            f" {number(route['mean_wait_for_room_ms'])} ms until there was room,"
+            f" {number(route['mean_transfer_ms'])} ms on the way (link busy {_percent(route['link_busy_share'])})"
         )
         lines += field("hand-over", [text])
     if switched := route.get("role_switch"):
-        drain = f", drained in {_number(switched['mean_drain_s'])} s on average" if switched["mean_drain_s"] else ""
+        drain = f", drained in {number(switched['mean_drain_s'])} s on average" if switched["mean_drain_s"] else ""
         _, decode, prefill = switched["roles"][-1]
         text = f"{switched['to_decode']} switches to decode, {switched['to_prefill']} to prefill{drain};"
         lines += field("roles", [f"{text} in the end {decode} decode and {prefill} prefill"])
     if "adapter_loads" in route:
         text = f"{route['adapter_loads']:,} loads for {route['adapter_requests']:,} requests,"
-        lines += field("adapters", [f"{text} which waited {_number(route['mean_adapter_wait_ms'])} ms for a slot"])
+        lines += field("adapters", [f"{text} which waited {number(route['mean_adapter_wait_ms'])} ms for a slot"])
     if scalers := route.get("autoscalers"):
         usd = f", {' to '.join(f'{x:.2f}' for x in route['usd'])} USD" if route["usd"] else ""
         parts = [
             f"{'' if len(scalers) == 1 else scaler['group'] + ' '}{scaler['starts']} starts of"
-            f" {_number(scaler['startup_s'])} s, {scaler['stops']} stops, at most {scaler['peak_replicas']} at once"
+            f" {number(scaler['startup_s'])} s, {scaler['stops']} stops, at most {scaler['peak_replicas']} at once"
             for scaler in scalers
         ]
         lines += field("scaling", [f"{'; '.join(parts)}; {route['gpu_seconds'] / 3600:.3g} GPU hours{usd}"])
@@ -286,7 +288,7 @@ def _models(models: dict | None) -> list[Line]:
         return []
     ranked = sorted(models.items(), key=lambda item: -item[1]["requests"])
     parts = [
-        f"{name} {row['requests']:,}: {_number(row['mean_ttft_ms'])} / {_number(row['p99_ttft_ms'])}"
+        f"{name} {row['requests']:,}: {number(row['mean_ttft_ms'])} / {number(row['p99_ttft_ms'])}"
         for name, row in ranked[:MAX_MODELS]
     ]
     more = f", and {len(ranked) - MAX_MODELS} more" if len(ranked) > MAX_MODELS else ""
@@ -297,7 +299,7 @@ def _jobs(jobs: dict | None) -> list[Line]:
     """How long conversations and agents take as a whole."""
     if jobs is None:
         return []
-    times = ", ".join(f"{name} {_number(jobs[f'{name}_s'])}" for name in ("mean", "median", "p99"))
+    times = ", ".join(f"{name} {number(jobs[f'{name}_s'])}" for name in ("mean", "median", "p99"))
     return field("jobs", [f"{jobs['completed']} of {jobs['sessions']} sessions; completion in s: {times}"])
 
 
@@ -306,11 +308,11 @@ def _tenants(tenants: dict | None) -> list[Line]:
     if tenants is None:
         return []
     parts = [
-        f"{name} {_number(row['mean_ttft_ms'])} / {_number(row['p99_ttft_ms'])}"
+        f"{name} {number(row['mean_ttft_ms'])} / {number(row['p99_ttft_ms'])}"
         + (f" ({row['good_share']:.1%} within its limits)" if row.get("good_share") is not None else "")
         for name, row in tenants["by_name"].items()
     ]
-    jain = _number(tenants["jain_index"])
+    jain = number(tenants["jain_index"])
     return field("tenants", [f"mean / p99 ttft in ms: {', '.join(parts)}; Jain's index of their tokens/s {jain}"])
 
 
@@ -331,7 +333,7 @@ def _memory(memory: dict, engine: dict) -> list[Line]:
     total = f"{memory['total_bytes'] / GIB:.1f} GiB{share}"
     blocks = (
         f"{memory['num_gpu_blocks']:,} KV blocks of {memory['block_size']} tokens x"
-        f" {memory['kv_bytes_per_token']:,.0f} B: {_number(memory['max_concurrency'])} sequences of"
+        f" {memory['kv_bytes_per_token']:,.0f} B: {number(memory['max_concurrency'])} sequences of"
         f" {engine['max_model_len']:,} tokens"
     )
     return field("memory", [f"{total}: {', '.join(parts)}", blocks])
@@ -350,13 +352,9 @@ def field(label: str, texts: list[str]) -> list[Line]:
     return [("", f"{label if i == 0 else '':{LABEL}}{line}") for i, line in enumerate(lines)]
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Four digits that matter, thousands apart."""
-    if value is None:
-        return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return "-" if value is None else plain(value)
 
 
 def _percent(share: float | None) -> str:
