@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo setup test test-slow fuzz explore conformance record lint pictures performance profiles calibrate-cpu clean
+.PHONY: demo setup test test-slow fuzz explore conformance live record lint pictures performance profiles calibrate-cpu clean
 
 demo: setup
 	$(BIN)/infersim run llama-8b-h100
@@ -43,6 +43,13 @@ ENGINE = $(if $(findstring sglang,$(RELEASE)),sglang,vllm)
 NUMBER ?= 20
 conformance: $(VENV)/.installed-test .conformance/$(RELEASE)/.installed
 	$(BIN)/python tests/conformance/referee.py .conformance/$(RELEASE) $(NUMBER)
+
+# a real vLLM on one core, calibrated and predicted, about 20 minutes; Linux, two cores, the less else runs the better
+live: $(VENV)/.installed-test .conformance/$(RELEASE)/.server
+	$(BIN)/python tests/live/live.py cpu out/live .conformance/$(RELEASE)
+
+.conformance/%/.server: .conformance/%/.installed
+	sh tests/live/install.sh $*
 
 record: $(VENV)/.installed-test .conformance/$(RELEASE)/.installed  # decisions for make test: make record RELEASE=0.33 NUMBER=2
 	$(BIN)/python tests/conformance/scenarios.py $(ENGINE) 1 $(NUMBER) | PYTHONPATH=.conformance/$(RELEASE) \

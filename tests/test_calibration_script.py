@@ -43,6 +43,19 @@ def test_it_measures_quickly_then_in_full(script):
     assert "full.yaml" in calls[2]
 
 
+def test_it_serves_with_the_profile_that_was_measured(script, tmp_path):
+    profile = tmp_path / "measured.yaml"
+    profile.write_text("name: x")
+    outcome, _ = script(0, DEVICE="cpu", PARTS="live", PROFILE=str(profile))
+    assert outcome.returncode == 0, outcome.stderr
+    calls = [line for line in outcome.stdout.splitlines() if line.startswith("called")]
+    assert calls == ["called -c import vllm", f"called tests/live/live.py cpu {tmp_path}/out/live"]
+    assert (tmp_path / "out/live/device.yaml").read_text() == "name: x"
+    outcome, _ = script(0, PARTS="live")
+    assert outcome.returncode == 1
+    assert "PROFILE names no file" in outcome.stdout
+
+
 def test_it_ends_before_its_limit(script):
     outcome, seconds = script(20, LIMIT="3", LEAST="2")
     assert outcome.returncode == 1

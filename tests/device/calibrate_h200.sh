@@ -2,6 +2,9 @@
 # Calibrates the first GPU in one call of at most 9 minutes: quick first, so that there is something, then in full.
 # Writes to $OUT (default out/device): profiles, raw measurements, reports, a log. Needs PyTorch and infersim's packages.
 #   DEVICE=cpu PARTS=quick tests/device/calibrate_h200.sh    # the same without a GPU
+#   PARTS=live PROFILE=out/device/full.yaml tests/device/calibrate_h200.sh
+# serves a model of Llama-3.1-8B's shapes with this Python's vLLM, in a call of its own: calibrates the server, predicts
+# runs that were not used, and prints the errors (tests/live/live.py).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-out/device}
@@ -29,6 +32,14 @@ calibrate() {
 status=0
 case " ${PARTS:-quick full} " in *" quick "*) calibrate quick --quick || status=1 ;; esac
 case " ${PARTS:-quick full} " in *" full "*) calibrate full || status=1 ;; esac
+if [[ " ${PARTS:-} " = *" live "* ]]; then
+  "$PYTHON" -c 'import vllm' 2> /dev/null || { echo "live: $PYTHON has no vllm; nothing is served"; exit 1; }
+  [ -f "${PROFILE:-$OUT/full.yaml}" ] || { echo "live: PROFILE names no file; must be what PARTS=full wrote"; exit 1; }
+  mkdir -p "$OUT/live"
+  cp "${PROFILE:-$OUT/full.yaml}" "$OUT/live/device.yaml"
+  timeout --signal=TERM --kill-after=40 "$((LIMIT - SECONDS))" \
+    "$PYTHON" tests/live/live.py "$DEVICE" "$OUT/live" ${RELEASE:-} 2>&1 | tee -a "$OUT/log" || status=1
+fi
 for profile in full quick; do
   if [ -f "$OUT/$profile.yaml" ]; then
     "$PYTHON" -m infersim show profile "$OUT/$profile.yaml" | tee -a "$OUT/log"
