@@ -309,7 +309,8 @@ def speculation(draw, knobs: dict, cost: StepCost, exact: bool = True) -> tuple[
     room = knobs["max_num_batched_tokens"] - 1
     knobs["draft_slots"] = draw(st.sampled_from([0, 0, min(room, 1)]))
     knobs["pads_drafts"] = draw(st.sampled_from(["beside-or-cached", "beside-running"]))
-    knobs["padded_drafts"] = draw(st.sampled_from([0, most])) if most + knobs["draft_slots"] <= room else 0
+    fits = most + knobs["draft_slots"] <= room and not knobs.get("clip_max_new_tokens")  # vLLM's, and SGLang's
+    knobs["padded_drafts"] = draw(st.sampled_from([0, most])) if fits else 0
     attention = np.zeros(draw(st.integers(0, 2)), ATTENTION_PRICE)
     for kind in attention:
         kind["window"] = draw(st.sampled_from(cost.attention["window"].tolist()))
