@@ -1,0 +1,44 @@
+"""What a user does with a server of the real engine, on results that one gave (tests/live/measured)."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from infersim.cli.app import app
+
+MEASURED = Path(__file__).parent / "live" / "measured"
+LOAD = {"input_tokens": {"uniform": [80, 240]}, "output_tokens": {"uniform": [24, 72]}, "num_requests": 100}
+
+
+def infersim(*words):
+    outcome = CliRunner().invoke(app, list(words))
+    assert outcome.exit_code == 0, outcome.stderr
+    return outcome.stdout
+
+
+def test_runs_of_a_real_server_that_were_not_used_are_predicted(tmp_path, monkeypatch):
+    shutil.copytree(MEASURED, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    scenario = yaml.safe_load(infersim("show", "deployment", "serve.sh", "--hardware", "device.yaml"))
+    assert scenario["engine"]["preset"] == "vllm-0.32"
+    (tmp_path / "served.yaml").write_text(yaml.safe_dump(scenario | {"workload": LOAD | {"max_concurrency": 100}}))
+    assert json.loads(infersim("run", "served.yaml", "--json"))["memory"]["num_gpu_blocks"] == 2048  # the server's
+
+    fitted = ["one-at-a-time.json", "eight-at-a-time.json"]
+    infersim("calibrate", "server", *fitted, "--scenario", "served.yaml", "--fit", "step", "--out", "host.yaml")
+    engine = yaml.safe_load(Path("host.yaml").read_text())["engine"]
+    step = float(engine["host_step_time"].removesuffix(" ms"))
+    assert 2 < step < 7  # 0.5 ms are assumed: of a GPU's server, which has several cores
+    scenario["engine"] |= engine
+    (tmp_path / "served.yaml").write_text(yaml.safe_dump(scenario | {"workload": LOAD | {"max_concurrency": 100}}))
+
+    words = ["validate", "four-at-a-time.json", "overload.json", "--scenario", "served.yaml", "--json"]
+    several, overload = json.loads(infersim(*words))["runs"]
+    assert several["warnings"] == []
+    for metric, bound in {"mean_tpot_ms": 0.07, "mean_e2el_ms": 0.07, "mean_ttft_ms": 0.2}.items():
+        assert abs(several["errors"][metric]["error"]) < bound, metric
+    assert overload["errors"]["request_throughput"]["error"] == pytest.approx(0, abs=0.1)
