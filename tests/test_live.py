@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from live.setups import NGRAM, SETUPS
 from typer.testing import CliRunner
 
 from infersim.cli.app import app
+from infersim.models.catalog import load_model
 
 MEASURED = Path(__file__).parent / "live" / "measured"
 LOAD = {"input_tokens": {"uniform": [80, 240]}, "output_tokens": {"uniform": [24, 72]}, "num_requests": 100}
@@ -42,3 +44,22 @@ def test_runs_of_a_real_server_that_were_not_used_are_predicted(tmp_path, monkey
     for metric, bound in {"mean_tpot_ms": 0.07, "mean_e2el_ms": 0.07, "mean_ttft_ms": 0.2}.items():
         assert abs(several["errors"][metric]["error"]) < bound, metric
     assert overload["errors"]["request_throughput"]["error"] == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device", "hardware", "parameters", "blocks"),
+    [("cpu", str(MEASURED / "device.yaml"), 53_486_592, 2048), ("cuda", "h200-sxm", 8_030_261_248, 20_480)],
+)
+def test_what_is_served_is_a_scenario(device, hardware, parameters, blocks, tmp_path, monkeypatch):
+    setup = SETUPS[device]
+    setup.write(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    assert load_model("./tiny").num_params == parameters  # on a GPU those of Llama-3.1-8B
+    vocabulary = json.loads((tmp_path / "tiny" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert sorted(vocabulary.values()) == list(range(setup.config["vocab_size"]))
+    for more in ([], ["--speculative-config", f"'{json.dumps(NGRAM)}'"]):
+        (tmp_path / "serve.sh").write_text(" ".join(["vllm", "serve", *setup.serve, *more]))
+        text = infersim("show", "deployment", "serve.sh", "--hardware", hardware)
+        (tmp_path / "served.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | {"workload": LOAD}))
+        answer = json.loads(infersim("run", "served.yaml", "--json", "--set", "workload.request_rate=1"))
+        assert answer["memory"]["num_gpu_blocks"] == blocks

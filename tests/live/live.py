@@ -23,6 +23,8 @@ import yaml
 from server import Server, Vllm
 from setups import CLIENT, NGRAM, SETUPS
 
+from infersim.config.resources import names
+
 BOUNDS = {"mean_tpot_ms": 0.07, "mean_e2el_ms": 0.07, "mean_ttft_ms": 0.15, "request_throughput": 0.10}
 METRICS = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms")
 QUIET, TRIES = 0.05, 2
@@ -44,6 +46,14 @@ class Run:
     """share of the server's cores that other processes took"""
 
 
+def preset_of(version: str) -> str:
+    """The newest preset that is not newer than the release."""
+    known = [tuple(map(int, name.removeprefix("vllm-").split("."))) for name in names("engine_presets")
+             if name.startswith("vllm-0.")]  # fmt: skip
+    newest = max(each for each in known if each <= tuple(map(int, version.split(".")[:2])))
+    return "vllm-" + ".".join(map(str, newest))
+
+
 class Live:
     """The folder of one pass, its cores, and the table."""
 
@@ -57,8 +67,7 @@ class Live:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.setup.write(self.folder / "tiny")
         self.vllm = Vllm(release, self.folder)
-        version = release.name if release else importlib.metadata.version("vllm")
-        self.preset = "vllm-" + ".".join(version.split(".")[:2])
+        self.preset = preset_of(release.name if release else importlib.metadata.version("vllm"))
         self.rows: list[list[str]] = []
         self.failed = False
 
