@@ -105,7 +105,9 @@ def _head(document: dict) -> list[Line]:
     lines += field("requests", [", ".join(parts)])
     if slo := document["slo"]:
         texts = [f"{x['name']} {number(x['value'])} {'<=' if x['met'] else '>'} {x['limit']:g}" for x in slo["limits"]]
-        lines += field("slo", [f"{SLO[slo['met']]}: {', '.join(texts) or verdict['state']}"])
+        alone = slo["met"] is False and texts and all(x["met"] for x in slo["limits"])
+        why = ", as the load is not kept up with" if alone else ""
+        lines += field("slo", [f"{SLO[slo['met']]}{why}: {', '.join(texts) or verdict['state']}"])
         if slo["met"] is False:
             lines[-1] = ("bad", lines[-1][1])
         lines += field("", _with_error_bar(document["model_error"], slo))
@@ -152,7 +154,10 @@ def _metrics(document: dict) -> list[Line]:
     ]
     if metrics["request_goodput"] is not None:
         rates.append(f"goodput {number(metrics['request_goodput'])} requests/s")
-    lines = field("throughput", [f"{', '.join(rates)} over {number(metrics['duration_s'])} s"])
+    over = (
+        f"{', '.join(rates)} over {number(metrics['duration_s'])} s" if metrics["duration_s"] else "nothing completed"
+    )
+    lines = field("throughput", [over])
     interval, told = (document["sampling"] or {"interval": {}})["interval"], False
     columns = ("mean", "median", "p90", "p95", "p99")
     header = "".join(f"{column:>13}" for column in columns)
