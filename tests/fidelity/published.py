@@ -55,8 +55,9 @@ def batch_of(row) -> Batch:
     if static or concurrency:
         requests = int(static.group(1)) if static else 10 * int(concurrency.group(1))
     else:
-        noted = re.search(r"num_requests=(\d+)", str(row.notes))
-        requests = int(noted.group(1)) if noted else LONG if row.isl + row.osl >= 4096 else QUEUED
+        noted = re.search(r"num_requests=(\d+)|(\d+) prompts", f"{row.notes} {row.concurrency_or_rate}")
+        requests = LONG if int(row.isl) + int(row.osl) >= 4096 else QUEUED
+        requests = int(noted.group(1) or noted.group(2)) if noted else requests
     native = row.engine == "TensorRT-LLM" and str(row.engine_version).startswith("0.")
     engine = (BENCH if row.engine == "TensorRT-LLM" and not static else {}) | (NATIVE if native else {})
     expert_ranks = "DEP" in str(row.notes)
