@@ -4,8 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from live.cpu_time import in_cpu_time
 from live.setups import NGRAM, SETUPS
 from typer.testing import CliRunner
 
@@ -63,3 +65,17 @@ def test_what_is_served_is_a_scenario(device, hardware, parameters, blocks, tmp_
         (tmp_path / "served.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | {"workload": LOAD}))
         answer = json.loads(infersim("run", "served.yaml", "--json", "--set", "workload.request_rate=1"))
         assert answer["memory"]["num_gpu_blocks"] == blocks
+
+
+def test_what_others_took_of_the_core_does_not_count():
+    """The server has all of its core until 10 s, and half of it from then on."""
+    clock = np.array([0.0, 10.0, 30.0])
+    run = {"start_times": [5.0, 12.0], "ttfts": [1.0, 2.0], "itls": [[1.0, 5.0], [4.0]], "mean_ttft_ms": 1500.0,
+           "duration": 13.0, "request_throughput": 2 / 13}  # fmt: skip
+    found = in_cpu_time(run, clock, np.array([0.0, 10.0, 20.0]))
+    assert found["ttfts"] == [1.0, 1.0]
+    assert found["itls"] == [[1.0, 4.0], [2.0]]  # 7 to 12: three whole seconds and two halves
+    assert found["start_times"] == [5.0, 11.0]
+    assert found["duration"] == 9.0
+    assert found["request_throughput"] == pytest.approx(2 / 9)
+    assert "mean_ttft_ms" not in found

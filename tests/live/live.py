@@ -14,12 +14,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import yaml
+from cpu_time import in_cpu_time
 from server import Server, Vllm
 from setups import CLIENT, NGRAM, SETUPS
 
@@ -141,16 +141,16 @@ class Live:
         while not found or (min(found)[0] > QUIET and len(found) < tries):
             server.forget()
             file.unlink(missing_ok=True)
-            cached, busy, began = server.cached_tokens(), server.busy(), time.monotonic()
+            cached, busy = server.cached_tokens(), server.busy()
             words = [*CLIENT, *run.words, "--seed", str(seed), "--result-dir", str(self.folder), "--result-filename"]
-            if self.vllm.run([*words, file.name], self.client_cores) or not file.exists():
-                raise SystemExit(f"{run.name}: the client failed; see {self.folder / 'bench.log'}")
+            with server.watched() as seen:
+                if self.vllm.run([*words, file.name], self.client_cores) or not file.exists():
+                    raise SystemExit(f"{run.name}: the client failed; see {self.folder / 'bench.log'}")
             own, others = (after - before for after, before in zip(server.busy(), busy, strict=True))
             document = json.loads(file.read_text(encoding="utf-8"))
             share = others / (own + others) if self.device == "cpu" else 0.0
             if self.device == "cpu" and document["max_concurrency"]:
-                own -= server.idle * (time.monotonic() - began - document["duration"])
-                document = shortened(document, own / document["duration"])
+                document = in_cpu_time(document, *np.transpose(seen))
             found.append((share, server.cached_tokens() - cached, json.dumps(document)))
             print(f"{file.name}: others took {share:.0%} of the server's core", flush=True)
         others, cached, text = min(found)
@@ -189,19 +189,6 @@ class Live:
         self.rows.append([what, "", str(measured), str(predicted), "", "exact", said, "", ""])
 
 
-def shortened(document: dict, factor: float) -> dict:
-    """A closed loop's result with all times as if the server had had its core for itself: between two of its requests
-    nothing but the server runs, so that the loop took its CPU time, and others made all of it longer alike."""
-    sent = document["start_times"]
-    times = {name: value * factor for name, value in document.items() if name.endswith("_ms") or name == "duration"}
-    rates = {name: value / factor for name, value in document.items() if name.endswith("_throughput")}
-    return document | times | rates | {
-        "ttfts": [value * factor for value in document["ttfts"]],
-        "itls": [[value * factor for value in gaps] for gaps in document["itls"]],
-        "start_times": [sent[0] + (value - sent[0]) * factor for value in sent],
-    }  # fmt: skip
-
-
 def plain(live: Live) -> tuple[dict, float]:
     """Calibration, saturation, loads below it, shared prefixes: the fitted overheads, and the rate at saturation."""
     setup = live.setup
@@ -216,7 +203,6 @@ def plain(live: Live) -> tuple[dict, float]:
         live.exact("KV blocks", server.blocks(), blocks)
         warm = Run("warm-up", [*live.lengths(20), "--max-concurrency", "4"])
         live.measure(server, warm, 0)
-        server.rest()
         for run in (single, several):
             live.measure(server, run, 1)
         engine = live.calibrate_server("served.yaml", single, several)
@@ -263,7 +249,6 @@ def speculative(live: Live, engine: dict, rate: float) -> None:
     ]
     with Server(live.vllm, words, live.cores) as server:
         live.measure(server, Run("warm-up", [*live.lengths(10), "--max-concurrency", "2"]), 0)
-        server.rest()
         live.measure(server, known, 1)
         for seed, run in enumerate(runs, 2):
             for _ in range(live.setup.repeats):

@@ -5,8 +5,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from setups import PORT
@@ -59,7 +62,7 @@ class Server:
     """A running server; a context, which ends every process of it."""
 
     def __init__(self, vllm: Vllm, words: list[str], cores: set[int], seconds: float = 600):
-        self.cores, self.idle, bound = cores, 0.0, {}
+        self.cores, bound = cores, {}
         if len(cores) == 1:
             bound = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(*cores)}
         self.process = vllm.start(["serve", *words], cores, **bound)
@@ -112,13 +115,25 @@ class Server:
                 continue
             if int(fields[3]) == self.process.pid:  # the session
                 own += int(fields[11]) + int(fields[12])
-        return own / TICK, (total - own) / TICK
+        return own / TICK, total / TICK - own / TICK
 
-    def rest(self, seconds: float = 4) -> None:
-        """Sees what it takes of a core while nobody asks: `idle`, a share."""
-        before = self.busy()[0]
-        time.sleep(seconds)
-        self.idle = (self.busy()[0] - before) / seconds
+    @contextmanager
+    def watched(self, every: float = 0.1) -> Iterator[list[tuple[float, float]]]:
+        """(clock, CPU time that the server has had), s, as long as it lasts."""
+        seen, over = [], threading.Event()
+
+        def watch() -> None:
+            while not over.is_set():
+                seen.append((time.perf_counter(), self.busy()[0]))
+                over.wait(every)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            over.set()
+            thread.join()
 
     def __enter__(self) -> "Server":
         return self
