@@ -183,7 +183,7 @@ def test_missing_keys_say_what_they_are():
         ("x: !!python/object/apply:os.system [ls]\n", "line 1: could not determine a constructor"),
         ("x: !!int abc\n", "a value cannot be read"),
         ("workload: {request_rate: 1:30, input_tokens: 1, output_tokens: 1}\n", "(got '1:30'"),
-        ("a: 1\n---\nb: 2\n", "line 2: but found another document"),
+        ("a: 1\n---\nb: 2\n", "line 2: a second YAML document; must be one"),
         ("a: \x07\n", "not YAML text"),
         ("- a\n", "must be a mapping with model, hardware and workload"),
         ("", "must be a mapping with model, hardware and workload"),

@@ -78,7 +78,10 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
-        raise InputError(f"{where}: {line}{' '.join(str(error.problem or error.context).split())}") from None
+        why = " ".join(str(error.problem or error.context).split())
+        if "another document" in why:
+            why = "a second YAML document; must be one (`infersim show deployment` reads manifests)"
+        raise InputError(f"{where}: {line}{why}") from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
         raise InputError(f"{where}: not YAML text: {str(error).splitlines()[0]}") from None
     except RecursionError:
