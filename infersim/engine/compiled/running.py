@@ -43,6 +43,7 @@ def schedule_mostly_decodes(core, phase):
     # here rather than in the rows, from where a loop with calls reads again each time what changes with each request
     budget, entries, keys = scheduler.token_budget, scheduler.num_entries, 0
     simple = not (knobs.allocator or has_windows(knobs) or knobs.num_sequences > 1)
+    simple &= phase == DECODES or knobs.clip_max_new_tokens == 0  # a piece of a prompt takes whole blocks of the budget
     step, tokens = core.step, core.tokens
     num_decodes = 0
     i = 0
