@@ -37,7 +37,7 @@ def outline(first: Result, document: dict[str, Any]) -> dict[str, Any]:
 def brief(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:
     """What `brief_run` says, and re-simulated `curve` (the same deployment at other loads) and `what_if` (others)."""
     scenario = results[0].scenario
-    return brief_run(results, document) | {"curve": load_curve(scenario), "what_if": what_if(scenario)}
+    return brief_run(results, document) | {"curve": load_curve(scenario), "what_if": what_if(scenario, results[0])}
 
 
 def brief_run(results: list[Result], document: dict[str, Any]) -> dict[str, Any]:

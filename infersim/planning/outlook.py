@@ -159,11 +159,12 @@ LADDER: tuple[tuple[str, Change], ...] = (
 """what-ifs by name; one that changes nothing here, or cannot run, is left out"""
 
 
-def what_if(scenario: Scenario) -> list[dict[str, Any]]:
+def what_if(scenario: Scenario, known: Result | None = None) -> list[dict[str, Any]]:
     """The scenario as it is, and with each step of LADDER alone, re-simulated with the same draws: rows of `change`,
-    `metrics`, `cost`."""
+    `metrics`, `cost`. known: a run of the scenario."""
     base = _shorter(scenario, MOST_SHAPED if _span(scenario)[0] else MOST_REQUESTS, {})
-    if (first := attempt(base)) is None:
+    same = known and known.scenario == base and not known.interrupted and known.completed.any()
+    if (first := known if same else attempt(base)) is None:
         return []
     rows = [{"change": "as it is", **_point(first)}]
     for name, change in LADDER:
