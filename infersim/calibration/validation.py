@@ -36,7 +36,7 @@ def _validate(scenario: Scenario, run: Measured, skip: int) -> dict[str, Any]:
     ours, theirs = predicted.metrics(rows), run.metrics(rows)
     names = [f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS]
     names += RATES if not skip else ()
-    theirs = theirs | _throughput(run, theirs)
+    theirs = theirs | _throughput(run)
     errors = {
         name: {"measured": theirs[name], "predicted": ours[name], "error": ours[name] / theirs[name] - 1}
         for name in names
@@ -98,11 +98,11 @@ def _judge(run: Measured, predicted: Predicted) -> Verdict | None:
     return judge_flow(Flow(arrival, first, arrival + run.e2el, np.where(outputs > 1, alone, 0.0), refused=nobody))
 
 
-def _throughput(run: Measured, summary: dict[str, float]) -> dict[str, float]:
+def _throughput(run: Measured) -> dict[str, float]:
     if run.requests is None:
         return {}
-    if "request_throughput" in summary:
-        return {}
+    if said := {name: run.summary[name] for name in RATES if name in run.summary}:
+        return said
     arrival = run.requests.arrival
     if run.max_concurrency:  # sent later than they arrived, by what the file does not say
         return {}
