@@ -100,7 +100,7 @@ def of_sglang(random: Random, feature: str, number: int) -> dict:
     config |= {
         "block_size": size,
         "num_gpu_blocks": -(-tokens // size),
-        "max_num_batched_tokens": -(-budget // size) * size + (config["max_num_seqs"] if "mixed" in has else 0),
+        "max_num_batched_tokens": -(-(budget + (config["max_num_seqs"] if "mixed" in has else 0)) // size) * size,
         "policy": "lpm" if "lpm" in has else "fcfs",
         "mixed": "mixed" in has,
         "max_prefill_tokens": 0 if "unchunked" in has else 16384,

@@ -20,6 +20,7 @@ def schedule_running(core, phase):
     """The running requests of this phase, in order of admission, as far as the token budget goes."""
     scheduler, knobs = core.scheduler, core.knobs
     only_full = core.price.num_kinds == 1 and core.attention[0].window == 0 and not scheduler.defers_prefills
+    only_full &= phase == DECODES or knobs.clip_max_new_tokens == 0  # pieces of prompts take whole blocks
     if only_full and knobs.lookahead == 0 and knobs.padded_drafts == 0:
         schedule_mostly_decodes(core, phase)
     else:
@@ -43,7 +44,6 @@ def schedule_mostly_decodes(core, phase):
     # here rather than in the rows, from where a loop with calls reads again each time what changes with each request
     budget, entries, keys = scheduler.token_budget, scheduler.num_entries, 0
     simple = not (knobs.allocator or has_windows(knobs) or knobs.num_sequences > 1)
-    simple &= phase == DECODES or knobs.clip_max_new_tokens == 0  # a piece of a prompt takes whole blocks of the budget
     step, tokens = core.step, core.tokens
     num_decodes = 0
     i = 0
