@@ -578,7 +578,7 @@ class Simulation:
                 break
             if knobs.clip_max_new_tokens and self.whole_blocks(n) > self.budget and knobs.chunked_prefill:
                 pieces = self.budget // knobs.block_size * knobs.block_size
-                if pieces == 0 and self.chosen:
+                if pieces == 0 and (self.chosen or self.num_decoding):
                     break
                 n = min(n, pieces or self.budget)
             n = min(n, self.budget)

@@ -100,7 +100,7 @@ def admit(core, q):
         return PASSED_OVER
     if expects and whole_blocks(knobs, n) > scheduler.token_budget and knobs.chunked_prefill:
         blocks = scheduler.token_budget // knobs.block_size
-        if blocks == 0 and scheduler.num_entries > 0:
+        if blocks == 0 and scheduler.num_entries + scheduler.num_decoding > 0:
             return STOP
         n = min(n, blocks * knobs.block_size if blocks > 0 else scheduler.token_budget)
     n = min(n, scheduler.token_budget)
