@@ -178,6 +178,7 @@ def _named(deployment: Deployment, kind: Kind) -> dict[str, Any]:
         {
             "adapters": {name: adapter_bytes(deployment.placement, rank) for name, rank in lora.adapters.items()},
             "max_loras": lora.max_loras,
+            "overlap_loading": lora.overlap_loading,
         }
         if lora
         else {}

@@ -45,7 +45,9 @@ def scenario_of(**keys):
     return build_scenario(CHAT | keys, "test")
 
 
-def serve_all(names: list[str], arrival, cluster: dict, max_loras=1, size=1.0, outputs=1, replicas=1) -> Served:
+def serve_all(
+    names: list[str], arrival, cluster: dict, max_loras=1, size=1.0, outputs=1, replicas=1, overlap=True
+) -> Served:
     """Servers with steps of 1 s, an adapter of `size` bytes over a link of 1 B/s; names: each request's model."""
     linear, head = np.zeros((33, len(state.RESOURCES))), np.zeros((9, len(state.RESOURCES)))
     linear[1:, 0] = 1.0
@@ -55,7 +57,7 @@ def serve_all(names: list[str], arrival, cluster: dict, max_loras=1, size=1.0, o
     n, model = len(names), np.array([models.index(name) for name in names])
     outputs = np.broadcast_to(np.asarray(outputs, "i4"), n).copy()
     requests = Requests(np.asarray(arrival, "f8"), np.ones(n, "i4"), outputs, np.arange(n), model=model, models=models)
-    site = Site(1.0, 0.0, 1, 0.0, "base", dict.fromkeys("abcdefgh", size), max_loras, 1.0)
+    site = Site(1.0, 0.0, 1, 0.0, "base", dict.fromkeys("abcdefgh", size), max_loras, overlap, 1.0)
     fleet = Fleet([spec] * replicas)
     spec = Cluster.validate({"replicas": replicas} | cluster, "test")
     return serve(spec, fleet, [site] * replicas, requests, Clients(outputs), 0, None)
@@ -101,6 +103,17 @@ def test_the_first_request_waits_for_the_load_and_the_second_does_not():
     assert served.columns["adapter_wait_ms"][[0, 2, 3, 4]].tolist() == [2000, 0, 2000, 2000]
     assert np.isnan(served.columns["adapter_wait_ms"][1])
     assert served.route["adapter_loads"] == 3
+
+
+def test_a_load_that_does_not_overlap_holds_up_everybodys_next_step():
+    """Five steps of 1 s for the model itself; at 1.5 s a request asks for an adapter, whose 3 s come behind the step
+    that runs. The step after it has both, and ends at 2 + 3 + 1 s; overlapped, nobody but the request waits."""
+    held = serve_all(["base", "a"], [0.0, 1.5], {}, size=3.0, outputs=[5, 1], overlap=False)
+    assert held.requests["last_token"].tolist() == [8, 6]
+    assert held.route["adapter_stalls_s"] == 3
+    free = serve_all(["base", "a"], [0.0, 1.5], {}, size=3.0, outputs=[5, 1])
+    assert free.requests["last_token"].tolist() == [5, 6]
+    assert free.route["adapter_stalls_s"] == 0
 
 
 def test_a_second_slot_keeps_the_first_adapter():
@@ -160,9 +173,12 @@ def test_a_run_says_what_adapters_did():
     assert document["models"]["law"]["requests"] == pytest.approx(200, abs=50)
     assert document["route"]["adapter_loads"] == 2
     size = adapter_bytes(Placement(load_model("Llama-3.1-8B"), result.scenario.hardware), 16)
-    first = np.flatnonzero(result.model == 1)[0]
     bandwidth = result.scenario.hardware.pcie_bandwidth
-    assert result.route_columns["adapter_wait_ms"][first] == pytest.approx(1e3 * size / bandwidth)
+    assert document["route"]["adapter_stalls_s"] == pytest.approx(1.5 * size / bandwidth)  # ranks 16 and 8
+    overlapped = {"lora": CHAT["lora"] | {"overlap_loading": True}, "engine": {"preset": "sglang-0.5"}}
+    other = run(scenario_of(**overlapped))[0]
+    first = np.flatnonzero(other.model == 1)[0]
+    assert other.route_columns["adapter_wait_ms"][first] == pytest.approx(1e3 * size / bandwidth)
     text = "\n".join(line for _, line in render(document, []))
     assert "adapters   2 loads for" in text
     assert "adapters 0.16" in text
@@ -174,6 +190,10 @@ def test_a_run_says_what_adapters_did():
         ({"lora": {"adapters": {"law": 16}, "max_lora_rank": 8}}, "max_lora_rank: must be at least the largest rank"),
         ({"lora": {"adapters": {"law": 16}}}, "workload: no replica serves model 'code'; served are Llama-3.1-8B, law"),
         ({"lora": {"adapters": {"Llama-3.1-8B": 16}}}, "lora.adapters: 'Llama-3.1-8B' is another model's name"),
+        (
+            {"lora": CHAT["lora"] | {"overlap_loading": True}},
+            "vLLM copies adapters in front of the step that needs them",
+        ),
         ({"lora": CHAT["lora"] | {"max_loras": 1000}}, "leave no KV cache; max_loras must be smaller"),
         ({"model": "Mixtral-8x7B-v0.1", "parallelism": {"tensor": 2}}, "lora: adapters of experts"),
         ({"hardware": "tpu-v6e"}, "hardware.pcie_bandwidth: missing"),

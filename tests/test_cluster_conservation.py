@@ -193,8 +193,12 @@ def check(seed: int) -> None:
         0.01,
         np.array([draw.randint(0, 2) for _ in range(len(requests))]),
     )
-    slots = (draw.randint(1, 2), draw.choice([30.0, 1e6]))
-    sites = [Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4, model, adapters[model], *slots, 10.0) for model in models]
+    room, bandwidth = draw.randint(1, 2), draw.choice([30.0, 1e6])
+    overlap = bool(seed % 2)
+    sites = [
+        Site(draw.choice([1.0, 3.0]), 1e3, 4, 1e4, model, adapters[model], room, overlap, bandwidth, 10.0)
+        for model in models
+    ]
     sites[len(sites) - encoders :] = [Site(1.0, 0.0, 1, 1e4, None)] * encoders
     served = serve(cluster, fleet, sites, requests, clients, seed, None)
     r = served.requests

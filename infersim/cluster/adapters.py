@@ -35,7 +35,8 @@ class Slots:
 
     A request whose adapter is in no slot waits until one is free or holds an adapter that nobody needs (the least
     recently needed goes), and until the adapter has been loaded; requests behind it whose adapter is there go first, as
-    in vLLM's scheduler. Others run on while an adapter is loaded (S-LoRA, MLSys 2024).
+    in vLLM's scheduler. Others run on while an adapter is loaded (S-LoRA, MLSys 2024) where the site overlaps loading;
+    elsewhere the device copies it in front of the next step, which the request may be in (vLLM, SGLang's default).
     """
 
     def __init__(self, clock: Clock, fleet: Fleet, sites: list[Site]):
@@ -50,6 +51,8 @@ class Slots:
         self.visits: dict[int, tuple[int, str, float, Callable[[], object]]] = {}
         """replica and adapter of each row that is there, when it came, and what is done when the adapter is there"""
         self.loads = 0
+        self.stalled = 0.0
+        """s that replicas' next steps waited for loads"""
         self.waits: dict[int, float] = {}
         """s that each row waited"""
 
@@ -85,21 +88,32 @@ class Slots:
         """An adapter that is waited for gets a slot if there is one; who waits for a loaded one goes to the engine."""
         here, waiting = self.here[replica], self.waiting[replica]
         for adapter in list(waiting):
-            if here.get(adapter):
+            if adapter not in here:
+                if len(here) >= self.sites[replica].max_loras:
+                    idle = self._idle(replica)
+                    if idle is None:
+                        continue
+                    del here[idle]
+                here[adapter] = self._begin_load(replica, adapter, here)
+            if here[adapter]:
                 here[adapter] = here.pop(adapter)
                 for row in waiting.pop(adapter):
                     _, _, since, then = self.visits[row]
                     self.waits[row] = self.clock.now - since
                     self.needed[replica][adapter] += 1
                     then()
-            elif adapter not in here:
-                if len(here) >= self.sites[replica].max_loras:
-                    idle = self._idle(replica)
-                    if idle is None:
-                        continue
-                    del here[idle]
-                here[adapter] = False
-                self.clock.process(self._load(replica, adapter, here))
+
+    def _begin_load(self, replica: int, adapter: str, slots: dict[str, bool]) -> bool:
+        """Whether what comes next finds the adapter there: the device's next step comes after the copy."""
+        self.loads += 1
+        site, replicas = self.sites[replica], self.fleet.replicas
+        if site.overlap_loading:
+            self.clock.process(self._load(replica, adapter, slots))
+            return False
+        seconds = site.adapters[adapter] / site.host_bandwidth
+        replicas["device_free"][replica] = max(float(replicas["device_free"][replica]), self.clock.now) + seconds
+        self.stalled += seconds
+        return True
 
     def _idle(self, replica: int) -> str | None:
         """The adapter that can go."""
@@ -107,7 +121,6 @@ class Slots:
         return next((name for name, loaded in self.here[replica].items() if loaded and not needed[name]), None)
 
     def _load(self, replica: int, adapter: str, slots: dict[str, bool]):
-        self.loads += 1
         yield self.links[replica].transfer(self.sites[replica].adapters[adapter])
         if slots is self.here[replica]:
             slots[adapter] = True
@@ -129,5 +142,6 @@ class Slots:
         return {
             "adapter_requests": len(waits),
             "adapter_loads": self.loads,
+            "adapter_stalls_s": self.stalled,
             "mean_adapter_wait_ms": float(np.mean(waits)) * 1e3 if waits else None,
         }

@@ -27,6 +27,8 @@ class Site:
     """bytes on one GPU of each LoRA adapter that it can load"""
     max_loras: int = 0
     """adapters that it has room for"""
+    overlap_loading: bool = True
+    """whether steps go on while it loads one"""
     host_bandwidth: float = np.inf
     """B/s, from the host's memory to each GPU"""
     embedding_bytes: float = 0.0

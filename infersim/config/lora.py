@@ -22,6 +22,10 @@ class Lora(Description):
     max_lora_rank: SlotRank | None = None
     """default: the smallest that is large enough for every adapter"""
 
+    overlap_loading: bool = False
+    """whether steps go on while an adapter is copied to the GPU (SGLang's --enable-lora-overlap-loading; S-LoRA); else
+    the next step waits for it, as vLLM's (set_active_loras in _prepare_inputs) and SGLang's do"""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.max_lora_rank and self.max_lora_rank < max(self.adapters.values()):

@@ -98,6 +98,8 @@ RULES: tuple[Rule, ...] = (
          " true, or parallelism.all2all_backend another"),
     Rule("parallelism.prefill_context > 1 and not has_prefill_context", "parallelism.prefill_context",
          "is modelled as vLLM 0.32 has it; must be 1 for {preset}, or engine.preset vllm-0.32 or later"),
+    Rule("lora and lora.overlap_loading and engine == 'vllm'", "lora.overlap_loading",
+         "vLLM copies adapters in front of the step that needs them; must be false"),
     Rule("parallelism.prefill_context > 1 and (speculation or early_exit or lora)", "parallelism.prefill_context",
          "is not modelled together with speculation, early exit and LoRA, of which vLLM has MTP alone; must be 1"),
     Rule("parallelism.prefill_context > 1 and kv_offloading_size > 0", "engine.kv_offloading_size",

@@ -171,6 +171,8 @@ class Route(Part):
     mean_encode_ms: float | None = None
     adapter_requests: int | None = None
     adapter_loads: int | None = None
+    adapter_stalls_s: float | None = None
+    """that replicas' next steps waited for loads"""
     mean_adapter_wait_ms: float | None = None
     role_switch: RoleSwitches | None = None
     autoscalers: list[Scaler] = []

@@ -275,7 +275,9 @@ def _cluster(replicas: list[dict], route: dict) -> list[Line]:
         lines += field("roles", [f"{text} in the end {decode} decode and {prefill} prefill"])
     if "adapter_loads" in route:
         text = f"{route['adapter_loads']:,} loads for {route['adapter_requests']:,} requests,"
-        lines += field("adapters", [f"{text} which waited {number(route['mean_adapter_wait_ms'])} ms for a slot"])
+        text += f" which waited {number(route['mean_adapter_wait_ms'])} ms for a slot"
+        stalls = f"; steps waited {number(route['adapter_stalls_s'])} s for loads" if route["adapter_stalls_s"] else ""
+        lines += field("adapters", [text + stalls])
     if scalers := route.get("autoscalers"):
         usd = f", {' to '.join(f'{x:.2f}' for x in route['usd'])} USD" if route["usd"] else ""
         parts = [

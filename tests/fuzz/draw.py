@@ -118,8 +118,9 @@ def scenario(seed: int, number: int, traces: dict[str, str]) -> dict[str, Any]:
     lora = "pcie_bandwidth" in profile and found["model"] not in SPARSE and tables == 1
     if "models" in load and lora and draw.chance(0.8):
         found["lora"] = {"adapters": {name: draw.choice([8, 16, 64]) for name in load["models"]}} | draw.some(
-            {"max_loras": lambda: draw.whole(1, 3), "max_lora_rank": 64}, 0.5
-        )
+            {"max_loras": lambda: draw.whole(1, 3), "max_lora_rank": 64,
+             "overlap_loading": not found.get("engine", {}).get("preset", "vllm").startswith("vllm")}, 0.5
+        )  # fmt: skip
     elif "models" in load:
         load["models"] = {found["model"]: 1}
     if draw.chance(0.5) or "images" in load or "which" in load.get("model_column", ""):
