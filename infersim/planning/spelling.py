@@ -73,7 +73,7 @@ def _came_to(part: str, deployment: Deployment) -> Any:
     if part.startswith("engine."):
         return getattr(deployment.engine, part.removeprefix("engine."))
     if part == "lora" and (lora := deployment.lora):
-        return lora.adapters, lora.max_loras, lora.slot_rank
+        return lora.adapters, lora.max_loras, lora.slot_rank, lora.overlap_loading
     if part == "speculation" and (spec := deployment.speculation):
         table = acceptance_table(spec)
         drafting = spec.model_copy(update={"method": "", "drafting": spec.how, "acceptance": None, "classes": None})
