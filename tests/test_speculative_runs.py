@@ -1,7 +1,6 @@
 """Runs that speculate: closed forms, conservation, common random numbers, memory, and what users see."""
 
 import json
-import time
 
 import numba
 import numpy as np
@@ -15,7 +14,6 @@ from infersim.deployment import deployment_of
 from infersim.engine.compiled.draws import make_keys, uniforms
 from infersim.engine.compiled.speculation import uniform
 from infersim.engine.compiled.state import DRAFT
-from infersim.engine.fleet import Fleet
 from infersim.metrics.conservation import check_conservation
 from infersim.run import run
 from infersim.workload.acceptance import acceptance_table
@@ -208,27 +206,6 @@ def test_the_report_and_break_even_on_the_command_line():
     early = "early_exit={exit_layers: [20], shares: [0.4], policy: rebatch}"
     text = CliRunner().invoke(app, ["show", "break-even", "llama-8b-h100", "--set", early]).stdout
     assert "early exit (approximate" in text
-
-
-@pytest.mark.slow
-def test_speculation_costs_at_most_twice_the_time_of_a_step():
-    """The same run with and without, 20 requests a second; the best of several, in this process's own time."""
-
-    def seconds_per_step(speculation) -> float:
-        scenario = scenario_of(speculation)
-        replica, best = deployment_of(scenario).replica(), float("inf")
-        table = acceptance_table(scenario.speculation) if speculation else None
-        random = np.random.default_rng(0)
-        arrival, outputs = np.cumsum(random.exponential(1 / 20, 5000)), random.integers(128, 256, 5000)
-        for _ in range(5):
-            fleet = Fleet([replica], acceptance=table)
-            fleet.submit(0, arrival, 512, outputs, outputs)
-            started = time.process_time()
-            fleet.advance()
-            best = min(best, (time.process_time() - started) / fleet.replicas["num_steps"][0])
-        return best
-
-    assert seconds_per_step(EAGLE) < 2 * seconds_per_step(None)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 8])

@@ -38,6 +38,10 @@ import {module}
 print({expression})"""
 ONE = {"workload.num_requests": 2000}
 EIGHT = ONE | {"cluster.router": "round-robin", "workload.request_rate": 80}
+DRAFTS = ONE | {
+    "workload.request_rate": 20,
+    "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"rate": 0.7}},
+}
 KV_AWARE = "cluster.requests_per_second(spec := cluster.scenario(8, 'kv-aware', 50_000){more})"
 TURNS = ", turns=4, think_time=1"
 ENGINE = "engine.requests_per_second(engine.load({rate}, 100_000{more}))"
@@ -77,6 +81,7 @@ def rows(trace: str | None, large: int) -> list[Row]:
             aim="0.26"),
         Row("warm call, eight replicas, round robin", "ms",
             python(WARM.format(name="llama-8b-8xh100-router", given=EIGHT)), aim="0.26"),
+        Row("one replica with EAGLE-3, 20 requests/s", "ms", python(WARM.format(name="llama-8b-h100", given=DRAFTS))),
         *(Row(f"engine at {rate} requests/s", "requests/s", bench("engine", ENGINE.format(rate=rate, more="")),
               aim="1.8", more=True) for rate in (10, 30, 100)),
         *(Row(f"the same with prefix caching, {rate}", "requests/s",
