@@ -368,6 +368,11 @@ def _does_not_fit(placement: Placement, engine: ResolvedEngine, memory: Memory) 
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs {need} KV blocks, vLLM's null"
             f" block included, and num_gpu_blocks_override is {engine.num_gpu_blocks_override}"
         )
+    if need > memory.num_gpu_blocks and given:
+        return (
+            f"engine.kv_cache_memory_bytes: one sequence of {engine.max_model_len} tokens needs"
+            f" {need * memory.block_bytes:,.0f} bytes per GPU (got {given:,.0f})"
+        )
     if need > memory.num_gpu_blocks:
         return (
             f"engine.max_model_len: one sequence of {engine.max_model_len} tokens needs"
