@@ -126,7 +126,10 @@ def _with_mean(mean: float, shift: np.ndarray, weights: np.ndarray) -> np.ndarra
     for _ in range(40):
         rates = 1 / (1 + np.exp(-(middle + shift)))
         error = (weights * rates).sum() / total - mean
+        before = middle
         middle -= max(-2.0, min(2.0, error * total / (weights * rates * (1 - rates)).sum()))
+        if middle == before:
+            break
     return rates
 
 
