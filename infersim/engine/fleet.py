@@ -89,7 +89,7 @@ class Fleet:
         self.call["depth"] = 0 if acceptance is None else acceptance.accepted.shape[2]
         self.call["table_size"], self.call["num_accepted"] = len(self.table), len(self.accepted)
         self.call["max_events"] = 2 * max_num_seqs + 64
-        self.sums, self.scratch, self.due = (self._zeros(name) for name in ("sums", "scratch", "due"))
+        self.sums, self.scratch, self.due, self.growth = map(self._zeros, ("sums", "scratch", "due", "growth"))
         self.fingers = self._zeros("fingers")
         self.running, self.steps, self.tokens = (self._zeros(name) for name in ("running", "steps", "tokens"))
         self.counts, self.step_end = (self._zeros(name) for name in ("counts", "step_end"))

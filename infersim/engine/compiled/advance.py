@@ -1,5 +1,6 @@
 """All replicas of a fleet over time, one after another or in turns. Compiled; the one entry to the compiled code."""
 
+from .coasting import coast, may_coast
 from .commands import abort, match, release, reserve
 from .interface import ABORT, ADVANCE, LOOK_AHEAD, MATCH, RELEASE, RESERVE
 from .njit import compiled, inlined
@@ -80,7 +81,8 @@ def advance(a):
             continue
         replica.now = time
         if replica.in_flight == a.knobs[r].steps_in_flight or (replica.in_flight > 0 and replica.blocked):
-            update_from_output(a, r)
+            if not (may_coast(a, r) and coast(a, r) > 0):
+                update_from_output(a, r)
         elif not start_step(a, r):
             call.stuck_replica = r
             return

@@ -9,13 +9,14 @@ from .blocks import (
     find_longest_cache_hit,
     free_blocks,
     free_table,
+    has_windows,
     num_settled,
     remove_skipped_blocks,
     take_table,
     touch,
 )
 from .contiguous import give_back, take_piece
-from .njit import apart, compiled
+from .njit import apart, compiled, inlined
 from .queue import push_behind_holders, remove
 from .radix import match_prefix, share_match
 from .state import (
@@ -159,26 +160,35 @@ def extend(core, request, num_tokens, length):
     set_slots(request, knobs)
 
 
+@inlined
+def takes_slots(knobs):
+    """Whether `take_slots` is for these."""
+    return not (knobs.allocator or has_windows(knobs) or knobs.num_sequences > 1)
+
+
 @apart
-def take_slot(core, request):
-    """`allocate_slots` of one token more for a running request, in blocks that come from anywhere and do not leave a
-    window. False without a free one."""
+def take_slots(core, request, num_tokens):
+    """`allocate_slots` for a running request, in blocks that come from anywhere and do not leave a window, if it lacks
+    one or has filled one. False without a free one."""
     scheduler, knobs = core.scheduler, core.knobs
-    computed, known = request.num_computed_tokens, request.prompt_tokens + request.num_output_tokens
-    missing = 1 if computed >= request.table_length * knobs.block_size else 0
-    if missing == 0 and known < (request.num_hashed_blocks + 1) * knobs.block_size:
+    known, block_size = request.prompt_tokens + request.num_output_tokens, knobs.block_size
+    lacking = min(num_tokens + knobs.lookahead, knobs.max_model_len) - request.table_length * block_size
+    missing = 1 if lacking > 0 else 0
+    if lacking > block_size:  # else without a division
+        missing = (lacking + block_size - 1) // block_size
+    if missing == 0 and known < (request.num_hashed_blocks + 1) * block_size:
         return True
     if scheduler.identified:
         if scheduler.num_tables * missing > scheduler.free_blocks:
             return False
-        extend(core, request, computed + 1, request.table_length + missing)
+        extend(core, request, num_tokens, request.table_length + missing)
         return True
     if missing > scheduler.free_blocks:
         return False
     scheduler.free_blocks -= missing
     request.num_blocks += missing
     request.table_length += missing
-    request.num_hashed_blocks = min(computed + 1, known) // knobs.block_size
+    request.num_hashed_blocks = min(num_tokens, known) // block_size
     set_slots(request, knobs)
     return True
 

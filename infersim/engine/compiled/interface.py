@@ -27,6 +27,7 @@ EVENT = np.dtype([("time", "f8"), ("request", "i4"), ("replica", "i4"), ("kind",
 # What the compiled loop is asked to do: go on, one thing to one request at the moment `until`, or fill `due`.
 ADVANCE, ABORT, RESERVE, RELEASE, MATCH, LOOK_AHEAD = range(6)
 
+HORIZON = 64  # steps that are made at most without a look at each request
 # All that the compiled loop reads and writes: name, type of an element, and shape, whose names are fields of CALL.
 ARRAYS = {
     "replicas": (REPLICA, ("num_replicas",)),
@@ -63,6 +64,7 @@ ARRAYS = {
     "histogram": ("i8", (HISTOGRAM_BINS,)),  # inter-token gaps
     "gaps": ("f4", ("num_gaps",)),  # every inter-token gap, if asked for
     "gap_offset": ("i8", ("num_gap_offsets",)),  # where a request's gaps start
+    "growth": ("i4", (HORIZON,)),  # blocks that each of the next steps takes, see coasting.py
     "events": (EVENT, ("max_events",)),
 }
 

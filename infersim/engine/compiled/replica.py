@@ -265,7 +265,7 @@ def prepare(a, r, rank, slot):
 @inlined
 def start_step(a, r):
     """Schedule at the replica's `now`, and put the step in flight. False if there is work and no progress."""
-    call, replica, knobs, price = a.call, a.replicas[r], a.knobs[r], a.prices[r]
+    call, replica, knobs = a.call, a.replicas[r], a.knobs[r]
     first = r * call.ranks
     send(a, r, replica.now, 0.0)
     observe(a, r, replica.now)
@@ -274,7 +274,7 @@ def start_step(a, r):
         replica.looked = replica.num_steps
         join(a, r)
     slot = replica.oldest_step + replica.in_flight
-    if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
+    if slot >= knobs.steps_in_flight:
         slot -= knobs.steps_in_flight
     replica.blocked = 0
     num_preemptions = replica.num_preemptions
@@ -308,6 +308,17 @@ def start_step(a, r):
             replica.num_empty += 1
             replica.blocked = knobs.batch_queue == UNTIL_DONE
         return replica.in_flight > 0 or replica.num_reserved > 0
+    issue_step(a, r, tokens, decodes, sequences)
+    return True
+
+
+@compiled
+def issue_step(a, r, tokens, decodes, sequences):
+    """Price the step made at the replica's `now`, and put it in flight."""
+    replica, knobs, price = a.replicas[r], a.knobs[r], a.prices[r]
+    slot = replica.oldest_step + replica.in_flight
+    if slot >= knobs.steps_in_flight:  # a division takes as long as ten comparisons
+        slot -= knobs.steps_in_flight
     latency = price_step(a, r)
     issue = latency * price.issue_share
     ready = max(replica.now, replica.device_free)
@@ -325,4 +336,3 @@ def start_step(a, r):
     replica.num_scheduled_tokens += tokens
     replica.busy_time += start - ready + issue
     replica.time_by_resource[HOST] += start - ready  # the host's time that the device waits for
-    return True

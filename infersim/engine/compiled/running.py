@@ -4,7 +4,7 @@ Compiled.
 Written after vLLM 0.11-0.33 (vllm/v1/core/sched/scheduler.py, Scheduler.schedule).
 """
 
-from .allocation import allocate_slots, take_slot
+from .allocation import allocate_slots, take_slots, takes_slots
 from .blocks import has_windows
 from .entries import write_entry
 from .expectation import piece_of_prompt, whole_blocks
@@ -43,7 +43,7 @@ def schedule_mostly_decodes(core, phase):
     cost = 1 + knobs.draft_slots
     # here rather than in the rows, from where a loop with calls reads again each time what changes with each request
     budget, entries, keys = scheduler.token_budget, scheduler.num_entries, 0
-    simple = not (knobs.allocator or has_windows(knobs) or knobs.num_sequences > 1)
+    simple = takes_slots(knobs)
     step, tokens = core.step, core.tokens
     num_decodes = 0
     i = 0
@@ -58,7 +58,7 @@ def schedule_mostly_decodes(core, phase):
             computed + 1 == request.num_tokens
             and request.num_tokens < request.max_num_tokens - placeholder
             and request.num_drafts == 0
-            and (computed < request.slots or (simple and take_slot(core, request)))
+            and (computed < request.slots or (simple and take_slots(core, request, computed + 1)))
         ):
             num_decodes += 1
             keys += computed + 1
@@ -112,7 +112,8 @@ def schedule_one(core, q, place):
     n = num_new_tokens(core, request, piece_of_prompt(core) if piece else scheduler.token_budget)
     if n <= 0 or (scheduler.defers_prefills and computed < request.prefill_end):
         return place
-    if min(computed + n + knobs.lookahead, knobs.max_model_len) > request.slots:
+    lacks = min(computed + n + knobs.lookahead, knobs.max_model_len) > request.slots
+    if lacks and not (takes_slots(knobs) and take_slots(core, request, computed + n)):
         scheduler.num_unscheduled = 0
         num_running = scheduler.num_running
         if not extend_slots(core, q, computed + n):

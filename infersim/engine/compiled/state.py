@@ -253,6 +253,7 @@ REPLICA = np.dtype(
         ("num_steps", "i8"),
         ("next_loaded", "f8"),  # when the next load in the background ends, while nothing else can go on
         ("wave", "i8"),  # num_steps when it last had nothing to do
+        ("coasts", "i8"),  # the step from which on it may coast again
         ("looked", "i8"),  # num_steps when the scheduler looked for new requests last
         ("num_preemptions", "i8"),
         ("num_copied", "i8"),  # blocks swapped out or in
