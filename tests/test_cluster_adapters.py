@@ -203,3 +203,20 @@ def test_what_cannot_be_is_one_line(keys, problem):
     with pytest.raises(InputError, match=problem) as error:
         run(scenario_of(**keys))
     assert len(error.value.problems) == 1
+
+
+def test_a_replica_that_fails_while_an_adapter_comes_was_busy_with_its_steps_alone():
+    """It fails in the load, before its first step, or later, when a step is cut short."""
+    parts = {"model": "Qwen2.5-0.5B", "hardware": "a10", "lora": {"adapters": {"b": 11}}}
+    load = {"num_requests": 1, "input_tokens": 1, "output_tokens": 200, "request_rate": 50, "models": {"b": 1}}
+    busy = []
+    for after in (1e-6, 0.5):  # s after the request comes
+        alone = build_scenario(parts | {"workload": load}, "test")
+        sent = float(run(alone)[0].requests["sent"][0])
+        failures = [{"at": sent + after, "replica": 0, "duration": 10}]
+        result = run(build_scenario(parts | {"workload": load, "cluster": {"failures": failures}}, "test"))[0]
+        busy.append(result.busy_time)
+        assert (result.time_by_resource >= 0).all()
+        assert result.busy_time == pytest.approx(result.time_by_resource.sum(), abs=1e-12)
+    assert busy[0] == pytest.approx(0.0, abs=1e-12)
+    assert 0.0 < busy[1] <= 0.5

@@ -106,12 +106,12 @@ class Slots:
     def _begin_load(self, replica: int, adapter: str, slots: dict[str, bool]) -> bool:
         """Whether what comes next finds the adapter there: the device's next step comes after the copy."""
         self.loads += 1
-        site, replicas = self.sites[replica], self.fleet.replicas
+        site = self.sites[replica]
         if site.overlap_loading:
             self.clock.process(self._load(replica, adapter, slots))
             return False
         seconds = site.adapters[adapter] / site.host_bandwidth
-        replicas["device_free"][replica] = max(float(replicas["device_free"][replica]), self.clock.now) + seconds
+        self.fleet.hold_up(replica, self.clock.now, seconds)
         self.stalled += seconds
         return True
 

@@ -94,6 +94,7 @@ class Fleet:
         self.running, self.steps, self.tokens = (self._zeros(name) for name in ("running", "steps", "tokens"))
         self.counts, self.step_end = (self._zeros(name) for name in ("counts", "step_end"))
         self.histogram, self.events = self._zeros("histogram"), self._zeros("events")
+        self.held_up = np.zeros((n, 2))  # s: from when to when each waited last, see hold_up
         self._turn = np.zeros(n, "i8")  # requests that each replica has been given
         self.keep_gaps = keep_gaps
         self.gaps = self._gaps = np.zeros(0, "f4")
@@ -336,7 +337,10 @@ class Fleet:
         ended = held + unsent + [row for row in alive if self.abort(row, time)]
         self.clear(replica)
         mine = self.replicas[replica : replica + 1]
-        cut = float(mine["device_free"][0]) - time
+        free, (begin, end) = float(mine["device_free"][0]), self.held_up[replica]
+        cut = free - time
+        if end > time:  # but for what it waits for
+            cut = max(free - end, 0.0) + max(begin - time, 0.0)
         if cut > 0:  # steps that were to go on no longer do
             split = self.time_of(self.prices["linear"] == self.prices["linear"][replica])  # those of its kind
             mine["busy_time"] -= cut
@@ -345,6 +349,14 @@ class Fleet:
         mine["front_end"] = np.minimum(mine["front_end"], time)
         mine["now"] = mine["device_free"] = mine["latest_end"] = time  # what its scheduler was about to do too
         return ended
+
+    def hold_up(self, replica: int, time: float, seconds: float) -> None:
+        """The replica's device starts no further step until it has waited so long from `time` on, or from when it is
+        free."""
+        begin = max(float(self.replicas["device_free"][replica]), time)
+        before, end = self.held_up[replica]
+        self.held_up[replica] = (before if end == begin else begin, begin + seconds)
+        self.replicas["device_free"][replica] = begin + seconds
 
     def clear(self, replica: int) -> None:
         """The replica's KV memory, of which nobody holds any, is empty: prefix cache, tiers, trees of groups."""
