@@ -173,6 +173,8 @@ def _deploy(
         resolved = _shortened(resolved, memory, "beside the adapters")
     gpus = parallelism.kv_gpus
     check(**vars(resolved), block_bytes=memory.block_bytes, block_of_all=memory.block_bytes * gpus)
+    if lora is not None:  # written or not, the same
+        lora = lora.model_copy(update={"max_lora_rank": lora.slot_rank})
     return Deployment(placement, resolved, memory, speculation, early_exit, lora)
 
 
