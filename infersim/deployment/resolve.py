@@ -173,9 +173,7 @@ def _deploy(
         resolved = _shortened(resolved, memory, "beside the adapters")
     gpus = parallelism.kv_gpus
     check(**vars(resolved), block_bytes=memory.block_bytes, block_of_all=memory.block_bytes * gpus)
-    if lora is not None:  # written or not, the same
-        lora = lora.model_copy(update={"max_lora_rank": lora.slot_rank})
-    return Deployment(placement, resolved, memory, speculation, early_exit, lora)
+    return Deployment(placement, resolved, memory, speculation, early_exit, _written_out(lora))
 
 
 def _in_turn(engine: ResolvedEngine, why: str) -> ResolvedEngine:
@@ -245,3 +243,8 @@ def _shortened(engine: ResolvedEngine, memory: Memory, how: str) -> ResolvedEngi
         )
     origin = {**engine.origin, "max_model_len": "limited by the KV cache"}
     return replace(engine, max_model_len=longest, origin=origin)
+
+
+def _written_out(lora: Lora | None) -> Lora | None:
+    """The same with its rank, given or not: one deployment."""
+    return lora and lora.model_copy(update={"max_lora_rank": lora.slot_rank})
