@@ -27,7 +27,7 @@ from laws import OK, REFUSED, examine
 from infersim.engine.compiled.build import load
 
 LONGEST = 120.0  # wall seconds of one scenario, on a machine that has other things to do
-AGAIN = 100  # every so many scenarios one is run twice, and all is written that can be
+AGAIN = 100  # of every so many scenarios all is written that can be
 MOST_REFUSED = 0.15
 
 
