@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ..config.cluster import Autoscaler as Spec
-from .front import Front
+from .door import Door
 from .pool import DRAINING, OFF, READY, STARTING, Pool
 from .site import Site
 
@@ -41,7 +41,7 @@ class Recent:
 class Autoscaler:
     """Looks at one group of a pool's replicas every `interval`, as long as requests are left."""
 
-    def __init__(self, spec: Spec, name: str, front: Front, pool: Pool, group: list[int]):
+    def __init__(self, spec: Spec, name: str, front: Door, pool: Pool, group: list[int]):
         self.spec, self.name, self.front, self.pool = spec, name, front, pool
         self.replicas = np.array(group)
         self.places = np.array([pool.place[replica] for replica in group])

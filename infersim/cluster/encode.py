@@ -6,14 +6,12 @@ import numpy as np
 
 from ..config.cluster import EncodePool
 from ..engine.compiled.state import COMPLETED
-from ..engine.fleet import Fleet
-from .clock import Clock
 from .link import Link
-from .pool import Pool
+from .pools import Pools
 
 
-class Door(Protocol):
-    """The front door behind which the answering replicas are."""
+class Attempts(Protocol):
+    """What clients try, at the front door behind which the answering replicas are."""
 
     owner: dict[int, int]
     token: list[int]
@@ -29,31 +27,18 @@ class Door(Protocol):
 
 
 class Encode:
-    """What comes before the front door for requests with images. A row of the fleet is one image.
+    """What comes before the front door for requests with images. A row of the fleet is one image."""
 
-    latency: s, of the link; images: i4[n], of each request; width: f8[n], bytes of an embedding that its model takes
-    for a token.
-    """
-
-    def __init__(
-        self,
-        spec: EncodePool,
-        latency: float,
-        fleet: Fleet,
-        clock: Clock,
-        link: Link,
-        pool: Pool,
-        images: np.ndarray,
-        width: np.ndarray,
-        door: Door,
-    ):
-        self.fleet, self.clock, self.link, self.pool, self.door = fleet, clock, link, pool, door
-        n = len(images)
-        self.images = images.tolist()
+    def __init__(self, spec: EncodePool, latency: float, made: Pools, link: Link, door: Attempts):
+        self.fleet, self.clock, self.link, self.door = made.fleet, made.clock, link, door
+        self.pool = made.make(spec.router, list(made.spec.ranges[-1]), 0)
+        requests = made.requests
+        n = len(requests)
+        self.images: list[int] = [0] * n if requests.images is None else requests.images.tolist()
         """of each request"""
-        patches = int(fleet.knobs["max_model_len"][pool.members[0]]) - 1
+        patches = int(self.fleet.knobs["max_model_len"][self.pool.members[0]]) - 1
         total = sum(self.images)
-        first = fleet.add(patches, 1, 1, total)
+        first = self.fleet.add(patches, 1, 1, total)
         rows = iter(range(first, first + total))
         self.rows = [[next(rows) for _ in range(m)] for m in self.images]
         """of each request's images, of its last attempt"""
@@ -64,7 +49,8 @@ class Encode:
         self.began = np.full(n, np.nan)
         self.arrived = np.full(n, np.nan)
         """f8[n]: when the embeddings of each had come over the link"""
-        self.sizes = np.array(self.images) * (patches // spec.encoder.patches_per_token) * width
+        width = np.array([made.sites[answering.members[0]].embedding_bytes for answering in made.answering])
+        self.sizes = np.array(self.images) * (patches // spec.encoder.patches_per_token) * width[made.which]
         """f8[n]: bytes of each request's embeddings"""
         self.latency = latency
         self.bytes = 0.0

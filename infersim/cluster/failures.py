@@ -2,14 +2,14 @@
 
 from ..config.cluster import Failure
 from ..workload.draws import generator
-from .front import Front
+from .door import Door
 from .pool import DEAD, OFF, READY, STARTING
 
 
 class Failures:
     """What is broken now. Something that is broken twice is whole when both are mended."""
 
-    def __init__(self, front: Front):
+    def __init__(self, front: Door):
         self.front = front
         self.crashes: dict[int, int] = {}
         """how often each replica is dead"""

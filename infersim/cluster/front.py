@@ -2,14 +2,13 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..config.cluster import Admission, Cluster, EncodePool
-from ..config.cluster import Router as RouterSpec
+from ..config.cluster import Cluster
 from ..engine.compiled.interface import FINISHED
 from ..engine.compiled.state import (
     COMPLETED,
@@ -23,16 +22,16 @@ from ..engine.compiled.state import (
 )
 from ..engine.fleet import Fleet
 from ..workload.requests import Requests
-from .adapters import Slots
 from .clients import Clients, columns_beside
 from .clock import Clock
+from .door import Looker
 from .encode import Encode
+from .following import Following
 from .link import Link
 from .pool import Pool
+from .pools import Pools
 from .prefixes import PrefixTree
-from .routers import Router
-from .signals import Signals
-from .site import Site, pools_of
+from .site import Site
 from .store import Store
 
 
@@ -89,105 +88,43 @@ class Front:
         columns = (requests.prompt_tokens, requests.output_tokens, clients.max_tokens, n)
         fleet.add(*columns, **columns_beside(requests, clients))
 
-        self.followers: dict[int, list[tuple[int, float]]] = {}
-        """of each request those that wait for its end, and s beyond it"""
-        self.waits: dict[int, int] = {}
-        """how many ends each that waits for several has yet to see"""
-        self.due: dict[int, float] = {}
-        """and when it would be sent for those that it has seen"""
-        self.first: Sequence[int] = range(n)
-        """the requests that wait for no other"""
-        if requests.after is not None:
-            self.first = np.flatnonzero(requests.after < 0).tolist()
-            assert requests.delay is not None  # given with `after`
-            for i in np.flatnonzero(requests.after >= 0).tolist():
-                self.followers.setdefault(int(requests.after[i]), []).append((i, float(requests.delay[i])))
-            for i, before, delay in requests.joins:
-                self.followers.setdefault(before, []).append((i, delay))
-                self.waits[i] = self.waits.get(i, 1) + 1
+        self.following = Following(requests)
         self.priority = [0] * n if clients.priority is None else clients.priority.tolist()
 
         self.open = 0
         self.unsent: deque[int] = deque()
         """requests that wait for a place under max_concurrency"""
         self.order = 0
-        self.tree: PrefixTree | None = None
-        self.adapters = adapters or []
-        """the LoRA adapter of each request, if there are any"""
-        self.slots = Slots(self.clock, fleet, sites) if adapters is not None else None
-        self.home: dict[int, Pool] = {}
-        """the pool of each replica"""
-        by_model: dict[str | None, list[int]] = {}
-        for name, numbers in zip(spec.group_names, spec.ranges, strict=True):
-            if name != "encode" and (name != "prefill" or spec.role_switch):
-                by_model.setdefault(sites[numbers[0]].model, []).extend(numbers)
-        router = spec.decode.router if spec.decode else spec.router
-        limit = (spec.admission.max_outstanding or 0) if spec.admission else 0
-        self.pools = [self.make_pool(router, members, limit) for members in by_model.values()]
-        self.store = Store(spec.kv_store, fleet, sites, self.tree or PrefixTree(requests)) if spec.kv_store else None
-        self.which = pools_of(requests, sites).tolist()
-        """the number of each request's pool"""
-        longest = np.array([fleet.knobs["max_model_len"][pool.members].min() for pool in self.pools])[self.which]
+        self.made = Pools(spec, fleet, sites, requests, self.row, self.clock, seed, adapters)
+        self.pools, self.home, self.slots = self.made.answering, self.made.home, self.made.slots
+        self.adapters = self.made.adapters
+        tree = self.made.tree or (PrefixTree(requests) if spec.kv_store else None)
+        self.store = Store(spec.kv_store, fleet, sites, tree) if spec.kv_store and tree else None
+        longest = np.array([fleet.knobs["max_model_len"][pool.members].min() for pool in self.pools])[self.made.which]
         prompt = requests.prompt_tokens
         too_long = np.where(prompt.astype("i8") + clients.max_tokens > longest, OVER_MAX_MODEL_LEN, 0)
         self.turned_away = np.where(prompt >= longest, PROMPT_TOO_LONG, too_long).tolist()
         """i1[n]: why a request cannot be served at all, or 0"""
         self.link = Link(self.clock, spec.transfer.bandwidth) if spec.transfer else None
-        self.encode = self._make_encode(spec.encode, self.link) if spec.encode and self.link else None
+        self.encode: Encode | None = None
+        """the replicas that encode images, before the pools that answer"""
+        if spec.encode and spec.transfer and self.link:
+            self.encode = Encode(spec.encode, spec.transfer.latency, self.made, self.link, self)
         self.watched = bool(
-            self.followers or clients.max_concurrency or clients.timeout or spec.interacts or adapters is not None
+            self.following or clients.max_concurrency or clients.timeout or spec.interacts or adapters is not None
         )
         """whether what becomes of requests changes what happens next"""
-
-    def make_pool(self, router: RouterSpec, members: list[int], max_outstanding: int) -> Pool:
-        """A pool of these replicas, of which those are there with which its groups begin."""
-        requests, names = self.requests, np.array(members)
-        if self.tree is None and needs_prefixes(router):
-            self.tree = PrefixTree(requests)
-        signals = Signals(self.fleet, names, router.signal_age > 0, self.slots)
-        chooser = Router(
-            router,
-            signals,
-            np.array([self.sites[replica].weight for replica in members]),
-            len(requests),
-            self.seed,
-            self.tree if needs_prefixes(router) else None,
-            None if requests.session is None else requests.session.tolist(),
-            requests.prompt_tokens.tolist(),
-            self.fleet.knobs["block_size"][names],
-            lambda i: self.fleet.match(self.row[i], router.host_cache_hit_weight)[names],
-            self.adapters,
-        )
-        if router.signal_age:
-            self.clock.add_report(router.signal_age, signals.report)
-        groups = zip(self.spec.groups, self.spec.ranges, strict=True)
-        ready = {replica for group, numbers in groups for replica in numbers[: group.replicas]}
-        pool = Pool(self.fleet, names, chooser, np.isin(names, list(ready)), max_outstanding, self.slots)
-        self.home |= dict.fromkeys(members, pool)
-        return pool
-
-    def _make_encode(self, spec: EncodePool, link: Link) -> Encode:
-        """The replicas that encode images, before the pools that answer."""
-        pool = self.make_pool(spec.router, list(self.spec.ranges[-1]), 0)
-        latency = self.spec.transfer.latency if self.spec.transfer else 0.0
-        images = np.zeros(len(self.requests), "i4") if self.requests.images is None else self.requests.images
-        width = np.array([self.sites[answering.members[0]].embedding_bytes for answering in self.pools])
-        return Encode(spec, latency, self.fleet, self.clock, link, pool, images, width[self.which], self)
-
-    def pool_of_request(self, i: int) -> Pool:
-        """The replicas that may answer request i."""
-        return self.pools[self.which[i]]
 
     def rows_of(self, pool: Pool) -> np.ndarray:
         """bool[n]: requests that come by this pool."""
         if self.encode and pool is self.encode.pool:
             return np.array(self.encode.images) > 0
-        return np.array(self.which) == self.pools.index(pool)
+        return np.array(self.made.which) == self.pools.index(pool)
 
-    def ended_of(self, scaler: Any) -> tuple[np.ndarray, np.ndarray]:
-        """state.REQUEST[m] of its pool's requests that have ended since it last asked, and when they were sent (s)."""
-        ended = [i for i in self.ended[scaler.ended_before :] if scaler.mine[i]]
-        scaler.ended_before = len(self.ended)
+    def ended_of(self, looker: Looker) -> tuple[np.ndarray, np.ndarray]:
+        """state.REQUEST[m] of a looker's requests that have ended since it last asked, and when they were sent (s)."""
+        ended = [i for i in self.ended[looker.ended_before :] if looker.mine[i]]
+        looker.ended_before = len(self.ended)
         return self.fleet.requests[[self.row[i] for i in ended]], self.sent[ended]
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -207,7 +144,7 @@ class Front:
     def _arrivals(self):
         clock, now = self.clock, -1.0
         arrival = self.arrived.tolist()
-        for i in self.first:
+        for i in self.following.first:
             time = arrival[i]
             if time > now:
                 yield clock.at(time)
@@ -218,7 +155,7 @@ class Front:
         if not self.watched:  # nothing can come between
             self.attempts[i] = 1
             self.sent[i] = time
-            self.fleet.send(i, self.pool_of_request(i).choose(i, None), time)
+            self.fleet.send(i, self.made.of(i).choose(i, None), time)
             return
         self.arrived[i] = time
         self.unsent.append(i)
@@ -255,7 +192,7 @@ class Front:
         """Request i stands at the front door."""
         self.order += 1
         self.entered[i] = time
-        pool, admission = self.pool_of_request(i), self.spec.admission
+        pool, admission = self.made.of(i), self.spec.admission
         pool.queue.push(i, self.priority[i], self.order)
         self.admit(pool, time)
         if admission and admission.max_queue is not None and len(pool.queue) > admission.max_queue:
@@ -273,7 +210,7 @@ class Front:
         if self.is_current(i, token):
             self.withdraw(i, self.clock.now)
             self._fail(i, TIMED_OUT, self.clock.now)
-            self.admit(self.pool_of_request(i), self.clock.now)
+            self.admit(self.made.of(i), self.clock.now)
 
     def lose(self, i: int, time: float) -> None:
         """Request i's attempt has been lost."""
@@ -300,13 +237,7 @@ class Front:
         self.left -= 1
         self.open -= 1
         self.link_busy = self.link.busy if self.link else 0.0
-        for follower, delay in self.followers.get(i, ()):
-            at = time + delay
-            if follower in self.waits:
-                self.due[follower] = at = max(at, self.due.get(follower, 0.0))
-                self.waits[follower] -= 1
-                if self.waits[follower]:
-                    continue
+        for follower, at in self.following.after(i, time):
             self.clock.call_at(at, partial(self._arrive, follower, at))
         if self.unsent:
             self.clock.call_at(time, lambda: self._open(time))
@@ -328,28 +259,15 @@ class Front:
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A replica gets request i, or refuses it."""
-        pool = self.pool_of_request(i)
+        pool = self.made.of(i)
         replica = pool.choose(i, allowed)
-        if self.spec.admission and self._is_too_much(pool, replica, self.spec.admission):
+        if self.spec.admission and pool.refuses(replica, self.spec.admission, self.row):
             pool.take_back(replica)
             self.token[i] += 1
             self.refused.add(i)
             self._fail(i, REJECTED, time)
         else:
             self.deliver(i, self.row[i], replica, time)
-
-    def _is_too_much(self, pool: Pool, replica: int, limits: Admission) -> bool:
-        """Whether the replica's API server answers 503 to one request more, which is counted already (vLLM 0.32,
-        AsyncLLM.check_admission)."""
-        if limits.max_num_queued_reqs is not None and pool.in_flight(replica) > limits.max_num_queued_reqs:
-            return True
-        if limits.max_num_queued_tokens is None:
-            return False
-        requests = self.fleet.requests
-        rows = np.array(self.row)
-        there = (requests["replica"][rows] == replica) & (requests["status"][rows] < COMPLETED)
-        there &= requests["first_token"][rows] < 0
-        return int(requests["prompt_tokens"][rows][there].sum()) >= limits.max_num_queued_tokens
 
     def deliver(self, i: int, row: int, replica: int, time: float) -> None:
         """A replica gets a row of request i, as soon as it has the adapter that it needs."""
@@ -364,7 +282,7 @@ class Front:
         """Request i's attempt ends here and now, wherever it is."""
         row = self.row[i]
         self.token[i] += 1
-        self.pool_of_request(i).queue.remove(i)
+        self.made.of(i).queue.remove(i)
         if self.encode:
             self.encode.withdraw(i, time)
         if self.fleet.requests["replica"][row] >= 0:
@@ -426,13 +344,13 @@ class Front:
                 return
             self._end(i, REJECTED if given_up else COMPLETED, time)
         self.drain()
-        self.admit(self.pool_of_request(i), time)
+        self.admit(self.made.of(i), time)
 
     def _answered(self, i: int, token: int, time: float) -> None:
         if self.is_current(i, token):
             self._end(i, COMPLETED, time)
         self.drain()
-        self.admit(self.pool_of_request(i), time)
+        self.admit(self.made.of(i), time)
 
     def handed_over(self, i: int, row: int, time: float) -> bool:
         """Whether the end of this row is not the end of the request."""
@@ -464,11 +382,6 @@ class Front:
                     records["reason"][i] = QUEUE_FULL
         return records
 
-    @property
-    def retries(self) -> int:
-        """Attempts beyond each request's first."""
-        return int(np.maximum(self.attempts - 1, 0).sum())
-
     def columns(self) -> dict[str, np.ndarray]:
         """What requests.csv says of each request beside its record."""
         columns = {"attempts": self.attempts, "front_door_ms": self.held_back * 1e3}
@@ -482,15 +395,3 @@ class Front:
             figures["link_busy_share"] = self.link_busy / end if end > 0 else None
         figures |= self.encode.figures() if self.encode else {}
         return figures | (self.slots.figures() if self.slots else {})
-
-    def seconds_available(self, end: float) -> np.ndarray:
-        """f8[R]: how long each replica was there."""
-        seconds = np.zeros(len(self.sites))
-        for pool in self.all_pools:
-            seconds[pool.members] += pool.seconds_available(end)
-        return seconds
-
-
-def needs_prefixes(router: RouterSpec) -> bool:
-    """Whether a policy remembers what prompts have in common."""
-    return router.policy == "prefix-aware" or (router.policy == "weighted" and router.scorers.prefix > 0)

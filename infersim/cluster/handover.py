@@ -57,7 +57,7 @@ class HandOver(Front):
         n = len(requests)
         self.pool: Pool = self.pools[0]
         both = self.pool.members
-        self.prefill: Pool = self.make_pool(spec.prefill.router, both if spec.role_switch else list(spec.ranges[1]), 0)
+        self.prefill: Pool = self.made.make(spec.prefill.router, both if spec.role_switch else list(spec.ranges[1]), 0)
         self.switch: RoleSwitch | None = None
         if spec.role_switch:
             self.switch = RoleSwitch(spec.role_switch, self, self.pool, self.prefill, spec.ranges)

@@ -6,6 +6,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ..config.cluster import Admission
+from ..engine.compiled.state import COMPLETED
 from ..engine.fleet import Fleet
 from .adapters import Slots
 from .routers import Router
@@ -105,6 +107,18 @@ class Pool:
         """Requests sent there and not finished."""
         return int(self.router.signals.in_flight[self.place[replica]])
 
+    def refuses(self, replica: int, limits: Admission, rows: list[int]) -> bool:
+        """Whether the replica's API server answers 503 to one request more, which is counted already (vLLM 0.32,
+        AsyncLLM.check_admission). rows: the fleet's, of all requests."""
+        if limits.max_num_queued_reqs is not None and self.in_flight(replica) > limits.max_num_queued_reqs:
+            return True
+        if limits.max_num_queued_tokens is None:
+            return False
+        each, requests = np.array(rows), self.fleet.requests  # not whole records
+        there = (requests["replica"][each] == replica) & (requests["status"][each] < COMPLETED)
+        there &= requests["first_token"][each] < 0
+        return int(requests["prompt_tokens"][each][there].sum()) >= limits.max_num_queued_tokens
+
     def take_back(self, replica: int) -> None:
         """The request that was just sent there was refused."""
         self.router.signals.routed[self.place[replica]] -= 1
@@ -137,7 +151,11 @@ class Pool:
             for r in np.flatnonzero(done).tolist():
                 self.become(self.members[r], OFF, time)
 
-    def seconds_available(self, end: float) -> np.ndarray:
-        """f8[k]: how long each replica has been there by `end`."""
-        there = np.where(np.isnan(self.since), 0.0, end - np.nan_to_num(self.since))
-        return np.clip(self.available + there, 0.0, end)
+
+def seconds_available(pools: list[Pool], num_replicas: int, end: float) -> np.ndarray:
+    """f8[R]: how long each replica of the pools has been there by `end`."""
+    seconds = np.zeros(num_replicas)
+    for pool in pools:
+        there = np.where(np.isnan(pool.since), 0.0, end - np.nan_to_num(pool.since))
+        seconds[pool.members] += np.clip(pool.available + there, 0.0, end)
+    return seconds

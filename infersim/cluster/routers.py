@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..config.cluster import Router as RouterSpec
+from ..config.router import Router as RouterSpec
 from ..workload.draws import generator
 from .prefixes import PrefixIndex, PrefixTree
 from .signals import Signals

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config.cluster import STATIC_POLICIES, Cluster
+from ..config.cluster import Cluster
 from ..config.errors import InputError
+from ..config.router import STATIC_POLICIES
 from ..engine.compiled.state import COMPLETED
 from ..engine.fleet import Fleet
 from ..workload.requests import Requests
@@ -80,6 +81,7 @@ def serve(
     from .failures import Failures
     from .front import Front
     from .handover import HandOver
+    from .pool import seconds_available
 
     front = (HandOver if spec.prefill else Front)(spec, fleet, sites, requests, clients, seed, adapters)
     scalers = [
@@ -97,10 +99,10 @@ def serve(
     return Served(
         front.records(),
         np.array(front.row),
-        front.seconds_available(end),
+        seconds_available(front.all_pools, len(sites), end),
         end,
         route,
-        front.retries,
+        int(np.maximum(front.attempts - 1, 0).sum()),
         interrupted,
         front.columns(),
     )

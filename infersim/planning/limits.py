@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from infersim.config.cluster import STATIC_POLICIES, Kind, Policy, Router
+from infersim.config.cluster import Kind
 from infersim.config.errors import InputError
+from infersim.config.router import STATIC_POLICIES, Policy, Router
 from infersim.config.scenario import Scenario
 from infersim.explain.binding import QUEUE_SHARE, Binding, find_binding, waiting_share
 from infersim.metrics.result import Ran, Result

@@ -8,7 +8,8 @@ replicas have llm-d's side-car. Images of routers carry no version here: pin one
 import json
 from typing import Any
 
-from infersim.config.cluster import Autoscaler, Router
+from infersim.config.cluster import Autoscaler
+from infersim.config.router import Router
 
 from .servers import PORT, SIDE_CHANNEL
 from .units import Unit

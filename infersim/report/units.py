@@ -5,7 +5,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from infersim.config.cluster import Autoscaler, Cluster, Kind, Router
+from infersim.config.cluster import Autoscaler, Cluster, Kind
+from infersim.config.router import Router
 from infersim.config.scenario import Scenario
 from infersim.metrics.result import Result
 

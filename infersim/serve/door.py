@@ -8,13 +8,13 @@ import numpy as np
 import simpy
 
 from infersim.cluster.clock import Clock
-from infersim.cluster.front import needs_prefixes
+from infersim.cluster.pools import needs_prefixes
 from infersim.cluster.prefixes import PrefixIndex, PrefixTree
 from infersim.cluster.routers import Router
 from infersim.cluster.signals import Signals
 from infersim.cluster.site import Site
 from infersim.cluster.store import Store
-from infersim.config.cluster import Router as RouterSpec
+from infersim.config.router import Router as RouterSpec
 from infersim.config.scenario import Scenario
 from infersim.engine.fleet import Fleet
 from infersim.workload.draws import generator

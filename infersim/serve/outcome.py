@@ -6,6 +6,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from infersim.cluster.pool import seconds_available
 from infersim.cluster.serve import Served
 from infersim.engine.compiled.state import ABORTED, COMPLETED, LOST, TIMED_OUT
 from infersim.files import replace_file
@@ -74,7 +75,7 @@ def result(live: Live) -> Result | None:
     if live.roster.scalers:
         route["autoscalers"] = [scaler.figures() for scaler in live.roster.scalers]
     unfinished = bool((records["status"] < COMPLETED).any())
-    served = Served(records, rows, live.roster.seconds_available(end), end, route, 0, unfinished)
+    served = Served(records, rows, seconds_available(live.roster.pools, k, end), end, route, 0, unfinished)
     return result_of(live.scenario, live.kinds, live.specs, live.fleet, served, requests, live.scenario.simulation.seed)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from infersim.cluster.autoscaler import Autoscaler
+from infersim.cluster.door import Looker
 from infersim.cluster.failures import Failures
 from infersim.cluster.pool import Pool
 from infersim.cluster.site import Site
@@ -46,10 +47,9 @@ class Roster:
             for router, members in live.door.members.items()
         ]
         self.home = {replica: pool for pool in self.pools for replica in pool.members}
-        front: Any = self
-        self.failures = Failures(front)
+        self.failures = Failures(self)
         self.scalers = [
-            Autoscaler(group.autoscaler, name, front, self.home[numbers[0]], list(numbers))
+            Autoscaler(group.autoscaler, name, self, self.home[numbers[0]], list(numbers))
             for name, group, numbers in groups
             if group.autoscaler
         ]
@@ -84,13 +84,6 @@ class Roster:
         """Requests have ended: replicas that were only to finish them go."""
         for pool in self.pools:
             pool.drain(self.clock.now)
-
-    def seconds_available(self, end: float) -> np.ndarray:
-        """f8[R]: how long each replica was there."""
-        seconds = np.zeros(len(self.sites))
-        for pool in self.pools:
-            seconds[pool.members] = pool.seconds_available(end)
-        return seconds
 
     def kv_usage(self, replica: int) -> float:
         """Share of a replica's KV blocks that are held."""
@@ -146,10 +139,10 @@ class Roster:
         """bool[0]: no request is known before it comes."""
         return np.zeros(0, "?")
 
-    def ended_of(self, scaler: Autoscaler) -> tuple[np.ndarray, np.ndarray]:
+    def ended_of(self, looker: Looker) -> tuple[np.ndarray, np.ndarray]:
         """state.REQUEST[m] of its pool's requests that have ended since it last asked, and when they came (s)."""
-        rows = list(self._ended[id(scaler)])
-        self._ended[id(scaler)].clear()
+        rows = list(self._ended[id(looker)])
+        self._ended[id(looker)].clear()
         return self.fleet.requests[rows], np.array([self.live.asked(row) for row in rows])
 
     def fail_replica(self, replica: int, time: float) -> None:

@@ -14,11 +14,12 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from infersim.config.base import Description
-from infersim.config.cluster import Autoscaler, Failure, Policy, Scorers
+from infersim.config.cluster import Autoscaler, Failure
 from infersim.config.precision import FORMATS
 from infersim.config.presets import load_preset
 from infersim.config.prices import Prices
 from infersim.config.resources import load_yaml, names, packaged
+from infersim.config.router import Policy, Scorers
 from infersim.config.scenario import Scenario
 from infersim.config.slo import METRICS, STATISTICS
 from infersim.engine.knobs import KNOBS, Knob
