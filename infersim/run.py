@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -35,29 +36,25 @@ from .workload.acceptance import acceptance_table
 from .workload.build import build_requests
 from .workload.requests import Requests, resolve_max_tokens
 
-Overloads = dict[tuple[int, int], tuple[float, float] | None]
-"""completion_rate by number of requests and of replicas"""
-
 
 def run(
     scenario: Scenario,
     progress: Progress | None = None,
     save_detailed: bool = False,
     enough: Callable[[Result], bool] | None = None,
-    overloads: Overloads | None = None,
 ) -> list[Result]:
     """Simulate every replication of a scenario: one Result each, of seed, seed + 1, ...
 
-    save_detailed keeps every inter-token gap; after a result that is `enough` no replication follows. overloads: of
-    runs that differ in seed, rate, replicas and number of requests alone. InputError for what cannot run. A keyboard
-    interrupt ends the run early: the results so far are returned, the last one marked `interrupted`.
+    save_detailed keeps every inter-token gap; after a result that is `enough` no replication follows. InputError for
+    what cannot run. A keyboard interrupt ends the run early: the results so far are returned, the last one marked
+    `interrupted`.
     """
     check_warmup(scenario)
     kinds = deployments_of(scenario)
     sites = sites_of(scenario, kinds)
     results: list[Result] = []
     previous: Requests | None = None
-    overload = partial(completes_overloaded, scenario, {} if overloads is None else overloads)
+    overload = partial(completes_overloaded, scenario)
     for seed in range(scenario.simulation.seed, scenario.simulation.seed + scenario.simulation.replications):
         try:
             requests = build_requests(scenario.workload, seed, Path())
@@ -368,20 +365,36 @@ def result_of(
     )
 
 
-def completes_overloaded(scenario: Scenario, known: Overloads, result: Result) -> tuple[float, float] | None:
+def completes_overloaded(scenario: Scenario, result: Result) -> tuple[float, float] | None:
     """metrics.overload.completion_rate of the scenario: None where an overload does not tell. At least 0 with an
     autoscaler, which may not start all its replicas."""
-    found = None
+    found, times = None, 1
     for size in sizes(result):
         if (more := overloaded(scenario, size)) is None:
             break
         one, times = more
-        key = size, one.cluster.replicas
-        if key not in known:
-            known[key] = completion_rate(run(one)[0])
-        if (found := known[key]) and found[1] - found[0] < 2 * CLEAR * found[0]:
+        found = _completion_rate(one, [ran.deployment for ran in result.ran])
+        if found and found[1] - found[0] < 2 * CLEAR * found[0]:
             break
     return found and (0.0 if scenario.cluster.autoscaler else times * found[0], times * found[1])
+
+
+def _completion_rate(one: Scenario, deployments: list[Deployment]) -> tuple[float, float] | None:
+    """Of an overload of these very deployments, which no file that has changed since made."""
+    for known, those, rate in _OVERLOADS[:]:
+        if len(those) == len(deployments) and all(map(is_, those, deployments)) and known == one:
+            return rate
+    result = run(one)[0]
+    rate = completion_rate(result)
+    if not result.interrupted:
+        _OVERLOADS.append((one, deployments, rate))
+        del _OVERLOADS[:-MOST_OVERLOADS]
+    return rate
+
+
+MOST_OVERLOADS = 32
+_OVERLOADS: list[tuple[Scenario, list[Deployment], tuple[float, float] | None]] = []
+"""those asked for last: runs that differ in seed, rate, replicas or number of requests have one in common"""
 
 
 def _role(scenario: Scenario, kind: Kind | EncodePool) -> Literal["serve", "prefill", "decode", "encode"]:

@@ -41,7 +41,9 @@ def forward_pass(placement: Placement) -> list[Operator]:
     # every rank samples: the hidden states of all
     context = placement.parallelism.prefill_context
     operators += shape.collective("all_gather", 1, context, h * context, apart=placement.parallelism.tensor)
-    return [op if op.shared else replace(op, split=context) for op in operators] + _head(model, shape)
+    if context > 1:
+        operators = [op if op.shared else replace(op, split=context) for op in operators]
+    return operators + _head(model, shape)
 
 
 def _sends(shape: Pass, node: int) -> list[Operator]:

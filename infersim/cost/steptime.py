@@ -151,9 +151,9 @@ def merged(operators: list[Operator]) -> list[Operator]:
     """The operators, equal ones of different layers as one."""
     found: dict[str, Operator] = {}
     for operator in operators:
-        key = repr(replace(operator, count=0))
-        count = operator.count + (found[key].count if key in found else 0)
-        found[key] = replace(operator, count=count)
+        key = repr(vars(operator) | {"count": 0})
+        known = found.get(key)
+        found[key] = replace(known, count=known.count + operator.count) if known else operator
     return list(found.values())
 
 

@@ -12,7 +12,6 @@ from infersim.config.plan import Plan
 from infersim.config.prices import price_of
 from infersim.config.scenario import Scenario
 from infersim.explain.cost import fleet, num_gpus
-from infersim.run import Overloads
 
 from .bounds import ANY_RATE, Bounds, Lengths, bounds_of
 from .decide import Decision, decide, deployed
@@ -32,7 +31,6 @@ class Candidate:
     bounds: Bounds | None = None
     """None until it is examined"""
     decisions: dict[tuple[int, float], Decision] = field(default_factory=dict)
-    overloads: Overloads = field(default_factory=dict)
     """(replicas, load of all together) -> what came out"""
 
     @property
@@ -70,7 +68,7 @@ class Candidate:
         """Each number of replicas and load is simulated once."""
         if (replicas, load) not in self.decisions:
             least = plan.min_goodput_share
-            self.decisions[replicas, load] = decide(self.scenario, replicas, load, least, overloads=self.overloads)
+            self.decisions[replicas, load] = decide(self.scenario, replicas, load, least)
         return self.decisions[replicas, load]
 
 

@@ -12,7 +12,7 @@ from infersim.metrics.confidence import student_t
 from infersim.metrics.latency import measure
 from infersim.metrics.result import Result
 from infersim.metrics.verdict import STABLE, TOO_SHORT, Verdict, judge
-from infersim.run import Overloads, longer, run
+from infersim.run import longer, run
 
 LOOKS = (1, 4, 6, 10)  # replications after which the answer may be clear; one is enough to see a clear miss
 LEAST, MOST = LOOKS[1], LOOKS[-1]
@@ -79,7 +79,6 @@ def decide(
     rate: float,
     min_goodput_share: float | None = None,
     at: Sequence[int] = LOOKS,
-    overloads: Overloads | None = None,
 ) -> Decision:
     """Whether so many replicas hold the SLO of the scenario at `rate` together, in every run rather than on average.
 
@@ -92,7 +91,6 @@ def decide(
     InputError if it cannot run.
     """
     runs: list[dict[str, float | None]] = []
-    overloads = {} if overloads is None else overloads
     verdicts: list[Verdict] = []
 
     def above(metrics: dict[str, float | None]) -> bool:
@@ -106,7 +104,7 @@ def decide(
     looks = list(at)
     while looks:
         more = deployed(scenario, replicas, rate, scenario.simulation.seed + len(runs), looks[0] - len(runs))
-        results = run(more, enough=clear, overloads=overloads)
+        results = run(more, enough=clear)
         if results[-1].interrupted:
             raise KeyboardInterrupt
         saturated = _fails(results[-1], verdicts[-1])

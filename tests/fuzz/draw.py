@@ -45,8 +45,8 @@ VALUES: dict[str, list[Any]] = {
     "long_prefill_token_threshold": [0, 1, 40, 300],
     "watermark": [0.0, 0.01, 0.1, 0.5], "jump_forward_share": [0.1, 0.5, 0.7], "jump_forward_tokens": [1, 4, 10],
     "kv_cache_memory_bytes": ["4 GiB", "20 GB"],
-    "swap_space": [0, "1 GB", "8 GiB"], "kv_offloading_size": [0, "2 GB", "40 GB"],
-    "kv_offloading_disk_size": [0, "3 GB", "100 GB"], "kv_offloading_disk_bandwidth": ["3 GB/s", "7 GB/s"],
+    "swap_space": [0, "1 GB", "8 GiB"], "kv_offloading_size": [0, "2 GB"],
+    "kv_offloading_disk_size": [0, "3 GB"], "kv_offloading_disk_bandwidth": ["3 GB/s", "7 GB/s"],
     "stream_interval": [1, 2, 7, 50], "max_cudagraph_capture_size": [1, 3, 64, 600],
     "scheduler_recv_interval": [0, 1, 5, 30], "batch_wait_timeout_iters": [0, 1, 4, 30],
     "batch_wait_max_tokens_ratio": [0.0, 0.1, 1.0], "attention_dp_timeout_iters": [0, 1, 4, 30],
@@ -389,9 +389,12 @@ def engine(draw: Draw, profile: dict[str, Any], found: dict[str, Any], tables: i
             for key in [key for key in flags if key.startswith("kv_offloading")]:
                 del flags[key]
         else:
-            flags |= {"enable_prefix_caching": True, "kv_offloading_size": "40 GB"}
+            flags |= {"enable_prefix_caching": True, "kv_offloading_size": draw.choice(["200 MB", "4 GB"])}
             if disk:
-                flags |= {"kv_offloading_disk_size": "100 GB", "kv_offloading_disk_bandwidth": "7 GB/s"}
+                flags |= {
+                    "kv_offloading_disk_size": draw.choice(["300 MB", "9 GB"]),
+                    "kv_offloading_disk_bandwidth": "7 GB/s",
+                }
     if flags.get("scheduling_policy") == "lpm":
         if pieces or windows:
             del flags["scheduling_policy"]
@@ -412,10 +415,13 @@ def engine(draw: Draw, profile: dict[str, Any], found: dict[str, Any], tables: i
 
 def _sizes(draw: Draw, flags: dict[str, Any], tables: int, longest: int) -> None:
     """A max_model_len near what the requests need, and KV blocks for one to several of them."""
-    if draw.chance(0.5):
+    whole = not flags.get("enable_chunked_prefill", True)
+    if draw.chance(0.95 if whole else 0.5):  # a step may hold a whole prompt: its table is as long
         flags["max_model_len"] = min(longest, draw.choice([300, 1000, 3000, 20000]))
     length = flags.get("max_model_len")
-    if not flags.get("enable_chunked_prefill", True) and "max_num_batched_tokens" in flags:
+    if draw.chance(0.7) and (not whole or length):  # most of the time goes into long tables
+        flags.setdefault("max_num_batched_tokens", draw.choice([200, 512, 2048]))
+    if whole and "max_num_batched_tokens" in flags:
         flags["max_num_batched_tokens"] = max(flags["max_num_batched_tokens"], length or longest)
     if flags.get("preset", "").startswith("sglang") and "max_num_batched_tokens" in flags:  # in whole pages
         size = flags.get("block_size", 1)
