@@ -51,7 +51,7 @@ def test_python_runs(number, capsys):
 def test_public_names():
     """The package's public surface, and nothing heavy until it is used."""
     assert infersim.__all__ == ["InputError", "compare", "plan", "run", "sweep"]
-    assert set(infersim.__all__) <= set(dir(infersim))
+    assert [name for name in dir(infersim) if not name.startswith("__")] == infersim.__all__
     assert all(callable(getattr(infersim, name)) for name in infersim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'calibrat'"):
         _ = infersim.calibrat

@@ -182,6 +182,8 @@ AIPERF = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "itl": "
 AIPERF_RATES = {"request_throughput": "request_throughput", "output_throughput": "output_token_throughput",
                 "total_token_throughput": "total_token_throughput", "request_goodput": "goodput"}  # fmt: skip
 AIPERF_STATISTICS = {"mean": "avg", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+AIPERF_LOADS = ("concurrency", "poisson", "gamma", "constant")
+AIPERF_VARIES = ("rate_series", "rate_ramp", "concurrency_ramp", "adaptive_scale")
 TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
 
@@ -200,19 +202,45 @@ def aiperf_summary(document: dict, where: str) -> Row:
 
     summary |= {name: value for name, tag in AIPERF_RATES.items() if (value := mean(tag)) is not None}
     asked = _object(document, "input_config", where)
-    load, endpoint = (_object(asked, key, where, "input_config.") for key in ("loadgen", "endpoint"))
-    limit = load.get("concurrency", asked.get("concurrency"))  # genai-perf's
-    rate = load.get("request_rate", asked.get("request_rate"))
-    names = ("input_config.request_rate", "input_config.concurrency")
+    models, endpoint = (_object(asked, key, where, "input_config.") for key in ("models", "endpoint"))
+    items = models.get("items")
+    named = [one.get("name") for one in items if isinstance(one, dict)] if isinstance(items, list) else None
     return {
         "client": "aiperf",
-        "model": _text(endpoint.get("model_names"), asked.get("model_names"), asked.get("model")),
+        "model": _text(named, endpoint.get("model_names"), asked.get("model_names"), asked.get("model")),
         "summary": summary,
-        **_load(rate, limit, where, names),
+        **_aiperf_load(asked, where),
         **_means(mean("input_sequence_length"), mean("output_sequence_length")),
         "num_requests": int(mean("request_count") or 0),
         "failed": int(mean("error_request_count") or 0),
     }
+
+
+def _aiperf_load(asked: dict, where: str) -> Row:
+    """Of input_config: phases in aiperf 0.13, loadgen before, perf_analyzer.stimulus in genai-perf 0.0.16, and keys of
+    its own before."""
+    path, rate = "input_config.", "request_rate"
+    if (phases := asked.get("phases")) is not None:
+        listed = phases if isinstance(phases, list) else []
+        measured = [one for one in listed if isinstance(one, dict) and one.get("kind") != "warmup"]
+        if len(measured) != 1:
+            raise InputError(f"{where}: {path}phases: must be a list of one phase beside warmup (got {short(phases)})")
+        (load,), path, rate = measured, f"{path}phases.", "rate"
+        fixed = load.get("type") in AIPERF_LOADS
+        if wrong := next((key for key in AIPERF_VARIES if load.get(key)), None if fixed else "type"):
+            kinds = ", ".join(AIPERF_LOADS)
+            raise InputError(
+                f"{where}: {path}{wrong}: must be one of {kinds}, unchanged (got {short(load.get(wrong))})"
+            )
+    elif load := _object(asked, "loadgen", where, path):
+        path += "loadgen."
+    elif load := _object(_object(asked, "perf_analyzer", where, path), "stimulus", where, f"{path}perf_analyzer."):
+        path += "perf_analyzer.stimulus."
+        if other := [key for key in load if key not in ("concurrency", rate)]:
+            raise InputError(f"{where}: {path}{other[0]}: must be concurrency or {rate}")
+    else:
+        load = asked
+    return _load(load.get(rate), load.get("concurrency"), where, (f"{path}{rate}", f"{path}concurrency"))
 
 
 def aiperf_requests(documents: list[dict], where: str) -> Row:
@@ -247,9 +275,11 @@ def guidellm_results(document: dict, where: str) -> list[Row]:
     """guidellm's benchmarks.json: a run per benchmark, with its successful requests where they were kept."""
     if not isinstance(document["benchmarks"], list) or not document["benchmarks"]:
         raise InputError(f"{where}: benchmarks must be a list of at least one run")
-    arguments = _object(document, "args", where)
+    spec = _object(_object(document, "config", where), "spec", where, "config.")  # of 0.8; args of older ones
+    backend = _object(spec, "backend", where, "config.spec.")
+    model = _text(_object(document, "args", where).get("model"), backend.get("model"))
     return [
-        _guidellm_run(one if isinstance(one, dict) else {}, _text(arguments.get("model")), where, f"benchmarks.{i}.")
+        _guidellm_run(one if isinstance(one, dict) else {}, model, where, f"benchmarks.{i}.")
         for i, one in enumerate(document["benchmarks"])
     ]
 

@@ -76,7 +76,9 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
 
 def _notes(run: Measured, scenario: Scenario, result: Result) -> list[str]:
     if run.requests is None:
-        return ["the client kept no requests (--save-detailed): the workload is drawn from the scenario"]
+        kept = {"aiperf": "profile_export.jsonl has them", "guidellm": "its JSON output has them"}
+        more = kept.get(run.client, "--save-detailed")
+        return [f"the client's file holds no requests ({more}): the workload is drawn from the scenario"]
     if not result.engine.enable_prefix_caching:
         return []
     if prefixes := scenario.workload.prefixes:
