@@ -81,17 +81,17 @@ def with_limits(document: dict[str, Any], result: Result) -> dict[str, Any]:
     explain = document["explain"] | {"lifted": rows}
     if not rows:
         return document | {"explain": explain}
-    moved = [row for row in rows if row is rows[0] or _words(row) != NO_DIFFERENCE]
-    still = [row["change"] for row in rows if row not in moved]
-    brought = "; ".join([f"{row['change']}: {_words(row)}" for row in moved]
-                        + ([f"{NO_DIFFERENCE}: {', '.join(still)}"] if still else []))  # fmt: skip
+    moved = [f"{row['change']}: {words}" for row in rows if (words := _words(row)) != NO_DIFFERENCE]
+    still = ", ".join(row["change"] for row in rows if _words(row) == NO_DIFFERENCE)
+    brought = f"simulated again with {'; '.join(moved)}" if moved else "simulated again"
+    brought += f"; {NO_DIFFERENCE}: {still}" if still else ""
     best = rows[0]
     if _gain(best) >= 1 + NOTABLE:
         text = f"{best['name']}: requests wait for {_waiting(result):.0%} of their time"
-        found = Binding(best["limit"], text, best["faster"], f"simulated again with {brought}")
+        found = Binding(best["limit"], text, best["faster"], brought)
     else:  # requests wait, and none of these limits is why
         resource = find_binding(result)
-        ceiling = f"{resource.ceiling}; simulated again with {brought}"
+        ceiling = f"{resource.ceiling}; {brought}"
         found = Binding(resource.name, resource.text, resource.factor, ceiling)
     return document | {
         "explain": explain
@@ -196,7 +196,7 @@ def _between(scenario: Scenario, result: Result) -> Iterator[Lift]:
         words = ("transfer", "the link between the pools", "twice the link's bandwidth")
         yield _varied(scenario, words, {"transfer": link})
     if cluster.admission and (_notable(result, "front_door_ms") or not result.completed.all()):
-        words = ("admission", "admission at the front door", "no limit there")
+        words = ("admission", "admission at the front door", "no limit at the front door")
         yield _varied(scenario, words, {"admission": None})
     if cluster.failures:
         yield _varied(scenario, ("failures", "replicas that are down", "none that fails"), {"failures": ()})

@@ -154,10 +154,9 @@ def _metrics(document: dict) -> list[Line]:
     ]
     if metrics["request_goodput"] is not None:
         rates.append(f"goodput {number(metrics['request_goodput'])} requests/s")
-    over = (
-        f"{', '.join(rates)} over {number(metrics['duration_s'])} s" if metrics["duration_s"] else "nothing completed"
-    )
-    lines = field("throughput", [over])
+    if not metrics["duration_s"]:
+        return field("throughput", ["nothing completed"])
+    lines = field("throughput", [f"{', '.join(rates)} over {number(metrics['duration_s'])} s"])
     interval, told = (document["sampling"] or {"interval": {}})["interval"], False
     columns = ("mean", "median", "p90", "p95", "p99")
     header = "".join(f"{column:>13}" for column in columns)
@@ -208,18 +207,20 @@ def _why(explain: dict) -> list[Line]:
         busy = f"busy {_percent(explain['busy_share'])} of the time, {explain['num_steps']:,} steps"
         lines += field("time", [f"{busy}: {', '.join(shares)}"])
     floors = [
-        f"{name} {number(explain[f'floor_{name}_ms'])} ms, {_percent(explain[f'floor_share_{name}'])} of the mean"
+        f"{name} {number(explain[f'floor_{name}_ms'])} ms" + (f", {share:.1%} of the mean" if share is not None else "")
         for name in ("itl", "ttft")
+        for share in (explain[f"floor_share_{name}"],)
     ]
     lines += field("floors", ["; ".join(floors)])
-    batch = (
-        f"{number(explain['mean_running'])} running (peak {explain['peak_running']:,}),"
-        f" {number(explain['mean_waiting'])} waiting ({number(explain['mean_queue_ms'])} ms each);"
-        f" KV {_percent(explain['mean_kv_usage'])} used (peak {_percent(explain['peak_kv_usage'])})"
-    )
-    if explain["prefix_cache_token_hit_rate"]:
-        batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
-    lines += field("batch", [batch])
+    if explain["mean_running"] is not None:
+        batch = (
+            f"{number(explain['mean_running'])} running (peak {explain['peak_running']:,}),"
+            f" {number(explain['mean_waiting'])} waiting ({number(explain['mean_queue_ms'])} ms each);"
+            f" KV {_percent(explain['mean_kv_usage'])} used (peak {_percent(explain['peak_kv_usage'])})"
+        )
+        if explain["prefix_cache_token_hit_rate"]:
+            batch += f", {explain['prefix_cache_token_hit_rate']:.1%} of prompt tokens cached"
+        lines += field("batch", [batch])
     if group := explain["sequences"]:
         counted = "output tokens are the best one's" if group["kind"] == "beams" else "each is a request"
         text = (
