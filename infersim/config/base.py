@@ -17,7 +17,7 @@ MANY, FEW = 10, 3  # alternatives, more of which an error does not list, but so 
 class Description(BaseModel):
     """A frozen description read from YAML. `validate` is the only way in for data that a user wrote."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def validate(cls, data: Any, where: str) -> Self:  # type: ignore[override]  # pydantic 1's, of that name
