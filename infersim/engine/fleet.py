@@ -8,7 +8,7 @@ import numpy as np
 from .compiled import interface, state
 from .compiled.build import load
 from .compiled.draws import make_keys, uniforms
-from .memory import forget, grown, size_memory, untouched
+from .memory import empty, grown, size_memory, untouched
 from .price import Acceptance
 from .replica import ReplicaSpec
 from .tables import lay_drafts, lay_prices
@@ -20,9 +20,8 @@ class NoProgress(RuntimeError):
 
 FRESH = np.zeros((), state.REQUEST)
 """a request that no replica has yet"""
-UNKNOWN = ("arrival", "sent", "scheduled", "first_token", "replica", "next", "prev", "last_step", "table",
-           "first_block")  # fmt: skip
-for _name in UNKNOWN:
+for _name in ("arrival", "sent", "scheduled", "first_token", "replica", "next", "prev", "last_step", "table",
+              "first_block"):  # fmt: skip
     FRESH[_name] = -1
 FRESH["last_token"] = -2.0  # unlike REPLICA.last_end at any time
 
@@ -131,22 +130,10 @@ class Fleet:
         own = self.replicas["time_by_resource"][replicas].sum(axis=0)
         return self.steps_priced[rows] @ self.busy_by_resource[rows] + own
 
-    def submit(
-        self,
-        replica,
-        arrival,
-        prompt_tokens,
-        output_tokens,
-        max_tokens,
-        rank=None,
-        names=None,
-        segments=None,
-        priority=0,
-        stop_tokens=None,
-    ) -> None:
+    def submit(self, replica, arrival, prompt_tokens, output_tokens, max_tokens, rank=None, **beside) -> None:
         """Requests for one replica, or i8[n] replicas: arrival times in s, nondecreasing and not in the past.
 
-        rank: the data-parallel rank that serves them; None: a replica's ranks take turns. names, segments: see `add`.
+        rank: the data-parallel rank that serves them; None: a replica's ranks take turns. beside: as `add` takes.
 
         Raises ValueError if an arrival lies before one submitted earlier to the same replica.
         """
@@ -167,7 +154,7 @@ class Fleet:
             if tail >= 0 and arrival[part][0] < self._requests["arrival"][tail]:
                 raise ValueError("arrivals must not go back in time")
         n = len(arrival)
-        first = self.add(prompt_tokens, output_tokens, max_tokens, n, names, segments, priority, stop_tokens)
+        first = self.add(prompt_tokens, output_tokens, max_tokens, n, **beside)
         new = self._requests[first : self.num_requests]
         new["arrival"], new["replica"] = arrival, replica
         if rank is not None:
@@ -183,15 +170,7 @@ class Fleet:
             self._link(r, int(chain[0]), int(chain[-1]))
 
     def add(
-        self,
-        prompt_tokens,
-        output_tokens,
-        max_tokens,
-        n: int,
-        names=None,
-        segments=None,
-        priority=0,
-        stop_tokens=None,
+        self, prompt_tokens, output_tokens, max_tokens, n: int, names=None, segments=None, priority=0, stop_tokens=None
     ) -> int:
         """n requests that no replica has yet: arrays or scalars. Returns the row of the first; see `send`.
 
@@ -302,10 +281,8 @@ class Fleet:
         return False
 
     def reserve(self, row: int, replica: int, time: float) -> int:
-        """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere.
-
-        Returns how many blocks have to come, which are those that the replica's prefix cache has not; -1 without room.
-        """
+        """Take the KV blocks of an added request's prompt, whose KV comes from elsewhere; how many have to come: those
+        that the replica's prefix cache has not; -1 without room."""
         self._replica[row] = replica
         self._requests["rank"][row] = self._turns(replica, 1)[0]
         return self._command(interface.RESERVE, row, time) - 1
@@ -323,10 +300,7 @@ class Fleet:
 
     def fail(self, replica: int, time: float) -> list[int]:
         """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish,
-        and so does what the API server has yet to do or to send.
-
-        Returns the rows of those requests.
-        """
+        and so does what the API server has yet to do or to send. Returns the rows of those requests."""
         r = self.requests
         mine = r["replica"] == replica
         held = np.flatnonzero(mine & (r["status"] == state.COMPLETED) & (r["num_blocks"] > 0)).tolist()
@@ -362,18 +336,7 @@ class Fleet:
         """The replica's KV memory, of which nobody holds any, is empty: prefix cache, tiers, trees of groups."""
         ranks = int(self.call["ranks"][0])
         own = slice(replica * ranks, (replica + 1) * ranks)
-        for rank in range(own.start, own.stop):
-            scheduler, blocks, knobs = self.schedulers[rank], self.blocks[rank], self.knobs[replica]
-            ring = int(knobs["num_gpu_blocks"])
-            for size in knobs["tier_blocks"].tolist() if knobs["tier_blocks"].any() else ():
-                forget(blocks, "hash", range(ring, ring + 1 + int(blocks["references"][ring])))
-                ring += 1 + size
-            forget(blocks, "hash", range(max(int(scheduler["fresh_block"]), int(scheduler["num_tree_blocks"]) + 1)))
-            forget(self.nodes[rank], "key", range(int(scheduler["num_nodes"]) + 1))
-        for name in ("evictable_blocks", "num_nodes", "free_node", "num_first", "load_end"):
-            self.schedulers[name][own] = 0
-        self.schedulers["free_tree_block"][own] = self.schedulers["num_tree_blocks"][own] = 0
-        self.schedulers["identified"][own] *= np.where(self.schedulers["identified"][own] > 0, -1, 1)
+        empty(self.knobs[replica], self.schedulers[own], self.blocks[own], self.nodes[own])
 
     def slow_down(self, replica: int, factor: float) -> None:
         """From now on the replica's steps take `factor` times the seconds of its ReplicaSpec: everything that the

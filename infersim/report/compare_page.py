@@ -8,8 +8,9 @@ from infersim.metrics.result import Result
 
 from .compare import SHOWN, router_rows
 from .html import Page
+from .latencies import latency, load
 from .parts import card, shown, span, table
-from .sections import error_tables, inputs, latency, load, memory, provenance, resources, what_if
+from .sections import error_tables, inputs, memory, provenance, resources, what_if
 from .svg import bars
 
 EXACT = {True: "exact", False: "approximate", None: "another model"}

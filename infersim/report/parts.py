@@ -10,6 +10,9 @@ COLOURS = ("#0b63a5", "#b8500a", "#0b7a5c", "#8a3f86", "#7a6400", "#4a5560")
 """of series, on light ground: of the page and of the figures"""
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
 WIDE = 40  # characters of a text that needs room
+ROWS = 24  # of a line chart's table
+Named = dict[str, dict[str, Any]]
+"""name of a run -> its planning.briefing; a single run's name is empty"""
 
 
 def table(caption: str, head: list[str], rows: list[list[Any]]) -> dict[str, Any]:
@@ -69,3 +72,14 @@ def place(
 
 def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def of_run(what: str, name: str) -> str:
+    """What, of which run if there are several."""
+    return f"{what}: {name}" if name else what
+
+
+def thin(rows: list[list[Any]]) -> list[list[Any]]:
+    """About ROWS of the rows, the last one always."""
+    step = max(1, len(rows) // ROWS)
+    return rows[::step] + (rows[-1:] if (len(rows) - 1) % step else [])

@@ -6,6 +6,7 @@ from infersim.explain.change import more
 from infersim.metrics.result import Result
 
 from .html import Page
+from .latencies import latency, load
 from .parts import card, reproduce, shown, span, table
 from .plan import (
     deployment_row,
@@ -22,8 +23,6 @@ from .plan import (
 from .sections import (
     error_tables,
     inputs,
-    latency,
-    load,
     memory,
     over_time,
     prices_apart,

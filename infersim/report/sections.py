@@ -7,25 +7,13 @@ from infersim.metrics.result import Result
 
 from .export import bench_command, starting_commands
 from .html import Page
-from .parts import card, reproduce, shown, span, table
-from .svg import Mark, Series, bar, chart
-from .terminal import interval_text, state, title
+from .latencies import latency, load
+from .parts import Named, card, of_run, reproduce, shown, span, table, thin
+from .svg import Series, bar, chart
+from .terminal import state, title
 
-ROWS = 24  # of a line chart's table
 GIB = 2**30
-METRICS = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "inter-token latency",
-    "e2el": "end-to-end latency",
-}
-STATISTICS = ("mean", "median", "p90", "p95", "p99")
-AXES = {"request_rate": "requests/s", "max_concurrency": "clients", "time_scale": "stretch of the trace's times"}
 LEAST_SHARE = 5e-4  # of the busy time: a resource below it is not drawn
-
-
-Named = dict[str, dict[str, Any]]
-"""name of a run -> its planning.briefing; a single run's name is empty"""
 
 
 def run_page(briefing: dict[str, Any], result: Result, command: list[str]) -> Page:
@@ -45,16 +33,6 @@ def run_page(briefing: dict[str, Any], result: Result, command: list[str]) -> Pa
     ]
     good = answer["verdict"]["state"] == "stable" and (answer["slo"] is None or answer["slo"]["met"])
     return Page(title(answer), f"{state(answer)}: {answer['verdict']['reason']}", good, found)
-
-
-def _of(what: str, name: str) -> str:
-    """What, of which run if there are several."""
-    return f"{what}: {name}" if name else what
-
-
-def _limits(briefing: dict[str, Any], metric: str) -> list[dict[str, Any]]:
-    slo = briefing["answer"]["slo"]
-    return [limit for limit in slo["limits"] if f"_{metric}_" in limit["name"]] if slo else []
 
 
 def answer_of(briefing: dict[str, Any]) -> dict[str, Any]:
@@ -106,163 +84,17 @@ def attainment(briefing: dict[str, Any]) -> dict[str, Any]:
         return {}
     tables = []
     if slo["limits"]:
-        rows = [
-            [
-                limit["name"],
-                limit["value"],
-                limit["limit"],
-                None if limit["value"] is None else round(100 * (1 - limit["value"] / limit["limit"]), 1),
-                "met" if limit["met"] else "missed",
-            ]
-            for limit in slo["limits"]
-        ]
+        rows = []
+        for limit in slo["limits"]:
+            value, most = limit["value"], limit["limit"]
+            left = None if value is None else round(100 * (1 - value / most), 1)
+            rows.append([limit["name"], value, most, left, "met" if limit["met"] else "missed"])
         tables.append(table("Limits of the run, ms", ["limit", "value", "at most", "% left", "verdict"], rows))
     if briefing["attainment"]:
         shares = [*briefing["attainment"].items(), ("all of them", slo["goodput_share"])]
         rows = [[name, None if share is None else round(100 * share, 2)] for name, share in shares]
         tables.append(table("Requests within the limits of one request", ["limit", "% of requests"], rows))
     return {"id": "slo", "title": "SLO attainment", "tables": tables}
-
-
-def latency(named: Named, numbers: bool = True) -> dict[str, Any]:
-    """Quantiles, and the distribution of each metric with the runs side by side. numbers: beneath each chart."""
-    tables, charts = [], []
-    for name, briefing in named.items():
-        metrics, confidence = briefing["answer"]["metrics"], briefing["answer"]["confidence"]
-        tables.append(_latencies(_of("Latency, ms", name), metrics))
-        if confidence:
-            caption = _of("Half-widths of the 95 % confidence intervals, ms", name)
-            tables.append(_latencies(caption, confidence["half_width"]))
-        if sampling := briefing["answer"]["sampling"]:
-            texts = {key: interval_text(pair) for key, pair in sampling["interval"].items()}
-            caption = _of("Where chance alone may move it in a run of so many requests: 95 % intervals, ms", name)
-            tables.append(_latencies(caption, texts))
-    for metric, words in METRICS.items():
-        runs = {name: each for name, each in named.items() if metric in each["cdf"]}
-        if not runs:
-            continue
-        shares = [share for share in next(iter(runs.values()))["cdf"]["share"] if share <= 0.999]
-        columns = {name or metric: each["cdf"][metric][: len(shares)] for name, each in runs.items()}
-        lowest, highest = min(map(min, columns.values())), max(map(max, columns.values()))
-        about = []
-        for name, each in runs.items():
-            half, most = (each["answer"]["metrics"][f"{statistic}_{metric}_ms"] for statistic in ("median", "p99"))
-            about.append(
-                f"{name}{': half' if name else 'Half'} are within {shown(half)} ms, 99 percent within {shown(most)} ms."
-            )
-        percent = [100 * share for share in shares]
-        rows = [list(row) for row in zip(percent, *columns.values(), strict=True)] if numbers else []
-        charts.append(
-            {
-                "title": words.capitalize(),
-                "note": f"share of {'tokens' if metric == 'itl' else 'requests'} that come at most so late",
-                "svg": chart(
-                    f"Distribution of {words}",
-                    " ".join(about),
-                    [Series(name, column, percent) for name, column in columns.items()],
-                    "ms",
-                    "%",
-                    x_log=20 * lowest < highest < 10_000 * lowest,
-                    marks=_limit_marks(runs, metric, vertical=True),
-                ),
-                "table": table(
-                    f"Quantiles of {words}",
-                    ["%", *(f"{name} ms".removeprefix(f"{metric} ") for name in columns)],
-                    _thin(rows),
-                )
-                if numbers
-                else None,
-            }
-        )
-    return {"id": "latency", "title": "Latency", "tables": tables, "charts": charts}
-
-
-def _limit_marks(named: Named, metric: str, vertical: bool) -> list[Mark]:
-    """The limits on a metric, each once."""
-    limits = [limit for briefing in named.values() for limit in _limits(briefing, metric)]
-    return [Mark(at, name, vertical) for name, at in {limit["name"]: limit["limit"] for limit in limits}.items()]
-
-
-def _latencies(caption: str, values: dict[str, Any]) -> dict[str, Any]:
-    rows = [[metric, *(values.get(f"{statistic}_{metric}_ms") for statistic in STATISTICS)] for metric in METRICS]
-    return table(caption, ["metric", *STATISTICS], rows)
-
-
-def _thin(rows: list[list[Any]]) -> list[list[Any]]:
-    """About ROWS of the rows, the last one always."""
-    step = max(1, len(rows) // ROWS)
-    return rows[::step] + (rows[-1:] if (len(rows) - 1) % step else [])
-
-
-def load(named: Named) -> dict[str, Any]:
-    """Latency against throughput with knee and limits, and throughput per GPU against the speed for a user."""
-    runs = {name: briefing for name, briefing in named.items() if briefing["curve"]["points"]}
-    if not runs:
-        return {}
-    columns = ("request_throughput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms",
-               "mean_e2el_ms")  # fmt: skip
-    tables, users = [], []
-    for name, briefing in runs.items():
-        points, axis = briefing["curve"]["points"], briefing["curve"]["axis"]
-        rows = [
-            [
-                p[axis],
-                p["state"],
-                *(p["metrics"][column] for column in columns),
-                p["tokens_per_gpu"],
-                p["tokens_per_user"],
-            ]
-            for p in points
-        ]
-        head = [f"offered {AXES[axis]}", "verdict", "requests/s", "output tokens/s", "mean ttft ms", "p99 ttft ms",
-                "mean tpot ms", "p99 tpot ms", "mean e2el ms", "tokens/s per GPU", "tokens/s of a user"]  # fmt: skip
-        tables.append(table(_of("Loads", name), head, rows))
-        known = [p for p in points if p["tokens_per_user"]]
-        labels = [f"{p[axis]:.4g} {AXES[axis]}: {p['state']}" for p in known]
-        x, y = ([p[column] for p in known] for column in ("tokens_per_user", "tokens_per_gpu"))
-        users.append(Series(name or "load", x, y, True, labels, joined=True, names=[f"{p[axis]:.3g}" for p in known]))
-    picture = chart(
-        "Output tokens per second and GPU against tokens per second of one user",
-        "Lighter loads are faster for a user and make less of the GPUs.",
-        users,
-        "tokens/s of one user",
-        "output tokens/s per GPU",
-    )
-    axis = next(iter(runs.values()))["curve"]["axis"]
-    note = f"up and to the right is better; each point another load, in {AXES[axis]}"
-    charts = [_against_throughput(runs, metric) for metric in ("ttft", "tpot")]
-    charts.append({"title": "Throughput per GPU against speed for a user", "note": note, "svg": picture})
-    most = next(iter(runs.values()))["most_requests"]
-    spans = {each["curve"]["span_s"] for each in runs.values()}
-    how = f"at most {most:,} requests" if spans == {None} else "all requests of the workload's time, as it changes"
-    text = f"The same deployment at other loads, each re-simulated with {how}."
-    return {"id": "load", "title": "Load", "text": text, "charts": charts, "tables": tables}
-
-
-def _against_throughput(named: Named, metric: str) -> dict[str, Any]:
-    lines, marks, about = [], _limit_marks(named, metric, vertical=False), ["Latency rises with load."]
-    for name, briefing in named.items():
-        points, knee = briefing["curve"]["points"], briefing["curve"]["knee"]
-        throughput = [p["metrics"]["output_throughput"] for p in points]
-        for statistic in ("p99",) if name else ("median", "p99"):
-            key = f"{statistic}_{metric}_ms"
-            lines.append(Series(f"{statistic} {name or metric}", throughput, [p["metrics"][key] for p in points]))
-            if seen := [p for p in briefing.get("measured", ()) if "output_throughput" in p and key in p]:
-                x, y = ([p[column] for p in seen] for column in ("output_throughput", key))
-                lines.append(Series(f"measured {statistic}", x, y, True))
-        if not name and (now := briefing["answer"]["metrics"]["output_throughput"]):
-            marks.append(Mark(now, "this run"))
-        if knee is not None:
-            marks.append(Mark(throughput[knee], f"knee {name}".strip()))
-            about.append(
-                f"The knee{f' of {name}' if name else ''} is at {shown(throughput[knee])} output tokens per second."
-            )
-    words = f"{metric} against output tokens per second"
-    return {
-        "title": f"{metric.upper()} against throughput",
-        "note": "each point another load; the knee has the most throughput per latency",
-        "svg": chart(words, " ".join(about), lines, "output tokens/s", "ms", y_log=True, marks=marks),
-    }
 
 
 def memory(named: Named) -> dict[str, Any]:
@@ -286,7 +118,7 @@ def memory(named: Named) -> dict[str, Any]:
             f" room for {memory['max_concurrency']:.3g} sequences of {engine['max_model_len']:,} tokens on a replica."
         )
         rows = [[part, size, round(100 * size * GIB / memory["total_bytes"], 1)] for part, size in cells]
-        words = _of("Memory of one GPU", name)
+        words = of_run("Memory of one GPU", name)
         picture = bar(words, f"{about} {parts['KV cache'] / GIB:.4g}.", cells, "GiB")
         charts.append({"title": words, "svg": picture, "table": table(words, ["part", "GiB", "%"], rows)})
     return {"id": "memory", "title": "Memory", "text": " ".join(texts), "charts": charts}
@@ -301,7 +133,7 @@ def over_time(briefing: dict[str, Any]) -> dict[str, Any]:
         series = [Series(label.replace("_", " "), time, values) for label, values in columns.items()]
         rows = [list(row) for row in zip(time, *columns.values(), strict=True)]
         head = ["s", *(each.name for each in series)]
-        return {"title": name, "svg": chart(name, about, series, "s", unit), "table": table(name, head, _thin(rows))}
+        return {"title": name, "svg": chart(name, about, series, "s", unit), "table": table(name, head, thin(rows))}
 
     running, waiting = lines["running"], lines["waiting"]
     most = f"At most {max(running, default=0):.4g} run and {max(waiting, default=0):.4g} wait."
@@ -336,7 +168,7 @@ def resources(named: Named) -> dict[str, Any]:
         spent = sorted(explain["time_by_resource"].items(), key=lambda item: -item[1])
         spent = [(resource, seconds) for resource, seconds in spent if seconds > LEAST_SHARE * busy]
         most = f"Most of it, {spent[0][1] / busy:.0%}, is {spent[0][0]}." if spent else "No step was run."
-        words = _of("Busy time by resource", name)
+        words = of_run("Busy time by resource", name)
         rows = [[resource, seconds, round(100 * seconds / busy, 1)] for resource, seconds in spent]
         charts.append(
             {
@@ -387,11 +219,12 @@ def _roofline(roof: dict[str, Any], name: str) -> dict[str, Any]:
         for p in points
     ]
     head = ["operator", "phase", "FLOP/byte", "TFLOP/s", "% of its step", "bound by"]
+    words = of_run("Roofline of one GPU", name)
     return {
-        "title": _of("Roofline of one GPU", name),
+        "title": words,
         "note": f"a decode step of {roof['batch']:.3g} sequences, and a prompt of {roof['prompt']:,} tokens",
-        "svg": chart(_of("Roofline of one GPU", name), about, lines, "FLOP per byte", "FLOP/s", x_log=True, y_log=True),
-        "table": table(_of("Operators on the roofline", name), head, rows),
+        "svg": chart(words, about, lines, "FLOP per byte", "FLOP/s", x_log=True, y_log=True),
+        "table": table(of_run("Operators on the roofline", name), head, rows),
     }
 
 
@@ -411,7 +244,7 @@ def what_if(named: Named) -> dict[str, Any]:
             usd = row["cost"]["usd_per_million_output_tokens"]
             cells.append([*line, sum(usd) / 2 if usd else None, row["state"]])
         if len(rows) > 1:
-            tables.append(table(_of("One change at a time", name), head, cells))
+            tables.append(table(of_run("One change at a time", name), head, cells))
     if not tables:
         return {}
     most = f"at most {next(iter(named.values()))['most_requests']:,} requests"
@@ -431,7 +264,7 @@ def provenance(named: Named) -> dict[str, Any]:
              row["provenance"], row["source"]]
             for row in answer["provenance"]
         ]  # fmt: skip
-        tables.setdefault(json.dumps(rows), table(_of("Efficiencies behind every time", name), head, rows))
+        tables.setdefault(json.dumps(rows), table(of_run("Efficiencies behind every time", name), head, rows))
         for line in answer["assumed"]:
             notes.setdefault(line, name)
     first = next(iter(named.values()))["answer"]
@@ -463,7 +296,7 @@ def inputs(named: Named, results: dict[str, Result], command: list[str]) -> dict
             "Engine as resolved": json.dumps(answer["engine"], indent=1, ensure_ascii=False),
         }
         section["blocks"] += [
-            {"title": _of(what, name), "text": text, "folded": what.endswith("resolved")}
+            {"title": of_run(what, name), "text": text, "folded": what.endswith("resolved")}
             for what, text in texts.items()
         ]
     return section

@@ -24,7 +24,8 @@ from infersim.planning.outlook import load_curve, what_if
 from infersim.planning.steps import steps_of
 from infersim.report.export import bench_command, manifests, starting_commands
 from infersim.report.html import render_page, render_section
-from infersim.report.sections import latency, load, memory, over_time, resources, run_page
+from infersim.report.latencies import latency, load
+from infersim.report.sections import memory, over_time, resources, run_page
 from infersim.report.sections import what_if as what_if_section
 from infersim.report.studio import (
     head_of,
