@@ -58,9 +58,8 @@ class Flow:
     the end of what was seen; opening: seconds from a conversation's first request to its last: so long does the rate of
     requests go on rising although conversations begin at one rate; room: when each began and ended to wait for room in
     another pool for its KV, None without one; refused: bool[n], turned away, timed out or lost; limit: most that the
-    client has in the system at once, None without; conversations: how many there are; replicas: how many queues
-    there may be; since: when the system had become
-    what it is: before, it had fewer replicas.
+    client has in the system at once, None without; conversations: how many there are; replicas: how many queues there
+    may be; since: when the system had become what it is: before, it had fewer replicas.
     """
 
     arrival: np.ndarray
@@ -93,9 +92,8 @@ def judge(result: Result) -> Verdict:
         return Verdict(REJECTED_ALL, 0.0, f"all {len(r):,} requests were rejected")
     load = result.scenario.workload
     if load.users:  # they begin within moments, however long the run: longer tells no more of a rate
-        return Verdict(
-            STABLE, 0.0, f"a closed loop of {load.users:,} users, without a rate to keep up with", burst=True
-        )
+        loop = f"a closed loop of {load.users:,} users, without a rate to keep up with"
+        return Verdict(STABLE, 0.0, loop, burst=True)
     unloaded = _unloaded(result)
     order: Any = slice(None)  # of millions, views
     if rejected.any() or (r["arrival"][1:] < r["arrival"][:-1]).any():  # followers have no place of their own
@@ -129,9 +127,8 @@ def judge(result: Result) -> Verdict:
         return replace(verdict, reason=reason, needed_requests=None)
     if verdict.burst and load.request_rate is not None and math.isfinite(load.request_rate):
         needed = _round(max(2 * len(result.requests), LEAST))
-        return replace(
-            verdict, state=TOO_SHORT, reason=_too_short("one arrival is no rate", needed), needed_requests=needed
-        )
+        reason = _too_short("one arrival is no rate", needed)
+        return replace(verdict, state=TOO_SHORT, reason=reason, needed_requests=needed)
     return verdict
 
 
@@ -342,12 +339,8 @@ def _rising(increments: np.ndarray) -> bool:
 
 def _t(x: np.ndarray) -> float:
     """Student's t of a mean against 0."""
-    spread = float(x.std(ddof=1))
-    return (
-        float(x.mean()) / (spread / math.sqrt(len(x)))
-        if spread > 0.0
-        else math.copysign(math.inf, float(x.mean()) or -1.0)
-    )
+    spread, mean = float(x.std(ddof=1)), float(x.mean())
+    return mean / (spread / math.sqrt(len(x))) if spread > 0.0 else math.copysign(math.inf, mean or -1.0)
 
 
 def _drain_rate(flow: Flow, until: float) -> float:

@@ -11,7 +11,7 @@ from infersim.cluster.serve import Served
 from infersim.engine.compiled.state import ABORTED, COMPLETED, LOST, TIMED_OUT
 from infersim.files import replace_file
 from infersim.metrics.result import Result
-from infersim.run import result_of
+from infersim.outcome import result_of
 from infersim.workload.requests import Requests
 
 from .live import Live
