@@ -19,6 +19,8 @@ class Clock(simpy.Environment):
         self._reports: list[tuple[float, Callable[[], None]]] = []
         self._ahead = 0
         """events to come that are not of a watch"""
+        self._events = 0
+        """of the fleet, that somebody is to be told of"""
         self.hope: Callable[[], bool] = lambda: False
         """whether something that is watched for may yet set things going"""
 
@@ -47,6 +49,14 @@ class Clock(simpy.Environment):
         """`action` at `time`, or now if that is past."""
         self.at(time).callbacks.append(lambda _: action())
 
+    def pass_to(self, time: float) -> bool:
+        """Lets the fleet run to `time`, if nobody is to be told anything before: else nothing is done."""
+        alone = not self._queue and not self._reports and not self._events
+        if alone:
+            self.fleet.advance(time)
+            self._now = time
+        return alone
+
     def reach(self, time: float) -> None:
         """What is due by `time`, to which somebody else has advanced the fleet, happens."""
         while self.peek() <= time:
@@ -59,6 +69,7 @@ class Clock(simpy.Environment):
         What is due at one moment is done in this order: processes, then replicas. `look` is called now and then.
         """
         advance, peek, step = self.fleet.advance, self.peek, self.step
+        self._events = events
         reported = [-1] * len(self._reports)
         unchanged = [False] * len(self._reports)  # since the report, as far as is known
         count = 0

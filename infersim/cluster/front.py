@@ -144,10 +144,11 @@ class Front:
     def _arrivals(self):
         clock, now = self.clock, -1.0
         arrival = self.arrived.tolist()
-        for i in self.following.first:
+        for count, i in enumerate(self.following.first):
             time = arrival[i]
             if time > now:
-                yield clock.at(time)
+                if count & 1023 == 0 or not clock.pass_to(time):  # now and then somebody looks
+                    yield clock.at(time)
                 now = time
             self._arrive(i, time)
 

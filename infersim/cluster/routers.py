@@ -78,12 +78,10 @@ class Router:
         """The allowed replica of least cost; of equals the next one after the last chosen."""
         if allowed is not None:
             cost = np.where(allowed, cost, np.inf)
-        here = self.last + 1
-        before = int(cost[:here].argmin()) if here else 0
-        if here == self.k:
-            return before
-        after = here + int(cost[here:].argmin())
-        return after if not here or cost[after] <= cost[before] else before
+        costs = cost.tolist()
+        lowest = min(costs)
+        behind = costs[self.last + 1 :]  # a few numbers, which numpy takes longer for
+        return self.last + 1 + behind.index(lowest) if lowest in behind else costs.index(lowest)
 
 
 def _round_robin(router: Router, i: int, allowed: np.ndarray | None) -> int:

@@ -38,10 +38,15 @@ class Signals:
         return self.routed - self._finished[self._pool]
 
     def _waits(self) -> np.ndarray:
-        return self._waiting[self._pool].sum(axis=1)
+        return self._of_ranks(self._waiting)
 
     def _usage(self) -> np.ndarray:
-        return 1.0 - self._free[self._pool].sum(axis=1) / self.blocks
+        return 1.0 - self._of_ranks(self._free) / self.blocks
+
+    def _of_ranks(self, counts: np.ndarray) -> np.ndarray:
+        """i8[k]: each member's sum over its ranks; counts: i4[R, ranks]."""
+        own = counts[self._pool]
+        return own.sum(axis=1) if counts.shape[1] > 1 else own[:, 0]
 
     def _adapters(self) -> list[Loaded]:
         return [self._slots.loaded(replica) for replica in self._members] if self._slots else []

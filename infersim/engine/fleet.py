@@ -292,11 +292,11 @@ class Fleet:
         self._command(interface.RELEASE, row, time)
 
     def match(self, row: int, below: float = 0.0) -> np.ndarray:
-        """f8[R]: tokens of an added request's prompt that each replica's prefix cache has now; those that only its
-        tiers have count `below` each."""
+        """Of [R] replicas: tokens of an added request's prompt that each one's prefix cache has now; those that only
+        its tiers have count `below` each."""
         self._command(interface.MATCH, row, 0.0)
-        found, whole = self.replicas["num_matched"], self.replicas["num_matched_below"]
-        return found + below * np.maximum(whole - found, 0)
+        found = self.replicas["num_matched"]
+        return found + below * np.maximum(self.replicas["num_matched_below"] - found, 0) if below else found
 
     def fail(self, replica: int, time: float) -> list[int]:
         """The replica dies and forgets everything: requests are aborted, held blocks released, steps in flight vanish,
@@ -384,4 +384,5 @@ class Fleet:
         stuck = int(call["stuck_replica"])
         if stuck >= 0:
             raise NoProgress(f"replica {stuck} has requests and makes no progress at {self.replicas[stuck]['now']} s")
-        return self.events[: call["num_events"]].copy()
+        found = self.events[: call["num_events"]]
+        return found.copy() if len(found) else found
