@@ -88,6 +88,9 @@ class Knobs:
     store_block_time: float = 0.0
     prefill_schedule_interval: int = 1  # prompts are taken in every so many steps, while others decode
     enable_prefix_caching: bool = False  # by blocks
+    state_cuts: str = (
+        "never"  # prompts end steps at blocks, where a state (kv_window 1) is kept: last-block, last-token
+    )
     radix: bool = False  # or in SGLang's tree
     kv_window: tuple[int, ...] = (0,)  # of each kind of KV group, 0: full attention
     kv_multiplicity: tuple[int, ...] = (1,)  # groups, hence block tables, of each kind
@@ -140,6 +143,7 @@ class Request:
     tables: list[list[Block | None]] = field(default_factory=list)  # None: freed, outside the window
     prefill_end: int = 0  # tokens it had when it was admitted last
     num_hashed: int = 0  # blocks of each table that have been given their hash
+    last_state: int = 0  # place of the state before the newest
     node: TreeNode | None = None  # with which its text in the radix tree ends
     tree_tokens: int = 0  # so much text
     entered: bool = False  # its last prefill is in the tree
@@ -234,6 +238,7 @@ class Simulation:
         self.requests = [Request(i, **r) for i, r in enumerate(requests)]
         assert all(a.arrival <= b.arrival for a, b in pairwise(self.requests))
         self.windows = [w for w, m in zip(knobs.kv_window, knobs.kv_multiplicity, strict=True) for _ in range(m)]
+        self.cuts = knobs.state_cuts if knobs.enable_prefix_caching and 1 in self.windows else "never"
         blocks = knobs.num_gpu_blocks - 1
         self.tiers = Tiers(knobs.tier_blocks)
         self.pool = RadixPool(blocks, knobs.block_size) if knobs.radix else None
@@ -452,6 +457,7 @@ class Simulation:
             within = self.knobs.drafts_within_max_tokens
             end = min(request.prompt_tokens + request.max_tokens if within else inf, self.knobs.max_model_len)
             n = min(n, self.threshold, self.budget, end - 1 - request.num_computed_tokens)
+            n = self.cut(request, request.num_computed_tokens, n)
             if self.knobs.clip_max_new_tokens and self.is_piece(request):
                 n = min(n, max(int(self.room()), 0) or n)
             if n <= 0:
@@ -538,6 +544,8 @@ class Simulation:
             if hits is None:
                 position += 1
                 continue
+            if self.cuts != "never" and not arrived and self.is_late(hits):
+                break
             below = [] if request.num_swapped or arrived else self.look_below(request, len(hits[0]))
             cached = (len(hits[0]) + len(below)) * knobs.block_size
             if request.num_swapped or arrived:
@@ -582,6 +590,10 @@ class Simulation:
                     break
                 n = min(n, pieces or self.budget)
             n = min(n, self.budget)
+            if self.cut(request, cached, n) < n:
+                n, padded = self.cut(request, cached, n) if not padded else 1, 0
+                if n == 0:
+                    break
             if request.sequences:
                 needed = request.num_swapped + len(request.sequences)
                 if len(request.sequences) > self.budget:
@@ -610,7 +622,8 @@ class Simulation:
                 break
             ahead = knobs.lookahead if knobs.admission_lookahead else 0
             positions = max(self.positions(request, cached + n + ahead), len(hits[0]))
-            if len(hits) * positions - sum(map(len, hits)) + idle + watermark > len(self.pool.free):
+            firsts = [self.first_new(hit, w, cached + n) for hit, w in zip(hits, self.windows, strict=True)]
+            if sum(max(positions - first, 0) for first in firsts) + idle + watermark > len(self.pool.free):
                 break
             if knobs.allocator != "paged":
                 piece = self.pool.take_piece(positions, knobs.allocator == "buddy")
@@ -810,19 +823,70 @@ class Simulation:
         if self.knobs.windows_by_processed:
             num_computed_tokens -= request.num_in_flight_tokens
         for window, table in zip(self.windows, request.tables, strict=True):
+            if window == 1:
+                self.retire(request, table, (num_computed_tokens - 1) // size)
+                continue
             skipped = max(num_computed_tokens - window + 1, 0) // size if window else 0
             freed = [i for i in reversed(range(min(skipped, len(table)))) if table[i] is not None]
             if freed:
                 self.pool.put_back_all([table[i] for i in freed])
                 table[: freed[0] + 1] = [None] * (freed[0] + 1)
         ahead = min(num_tokens + ahead, self.knobs.max_model_len)
-        missing = max(ceil(max(ahead, room) / size) - len(request.tables[0]), 0)
-        if missing * len(self.windows) > len(self.pool.free):
+        length = ceil(max(ahead, room) / size)
+        firsts = [self.first_new(t, window, num_tokens) for t, window in zip(request.tables, self.windows, strict=True)]
+        if sum(max(length - first, 0) for first in firsts) > len(self.pool.free):
             return False
-        for table in request.tables:
-            table += [self.pool.take() for _ in range(missing)]
+        if length > len(request.tables[0]):
+            request.last_state = max(len(request.tables[0]) - 1, 0)
+        for table, first in zip(request.tables, firsts, strict=True):
+            if length > len(table):
+                table += [None] * (first - len(table))
+                table += [self.pool.take() for _ in range(length - first)]
         self.cache(request, min(num_tokens, request.num_tokens), len(self.steps) if step is None else step)
+        full = min(num_tokens, request.num_tokens) // size
+        if self.cuts == "last-token" and 0 < full == (request.prompt_tokens - 1) // size:
+            for table, window in zip(request.tables, self.windows, strict=True):
+                if window == 1 and table[full - 1]:
+                    table[full - 1].step = len(self.steps)  # 0.32 enters it anew as long as it is held
         return True
+
+    def first_new(self, table: list, window: int, num_tokens: int) -> int:
+        """The first place of a table that a step of so many tokens takes a block for: a state is the last of them."""
+        own = ceil(num_tokens / self.knobs.block_size)
+        return max(len(table), own - 1) if window == 1 else len(table)
+
+    def retire(self, request: Request, table: list[Block | None], newest: int) -> None:
+        """States before the newest go, until 0.32 up to a gap, and the one of the step before."""
+        before = list(reversed(range(min(newest, len(table)))))
+        if self.cuts == "last-block" and None in (states := [table[i] for i in before]):
+            before = before[: states.index(None)]
+        for places in (before, [request.last_state] if request.last_state < newest else []):
+            self.pool.put_back_all([table[i] for i in places if table[i] is not None])
+            for i in places:
+                table[i] = None
+
+    def cut(self, request: Request, start: int, n: int) -> int:
+        """Of n tokens from `start` on, those before the first place where the request's state is to be kept."""
+        size, drop = self.knobs.block_size, int(self.knobs.drop_last_hit)
+        end, prefill_end = start + n, max(request.prompt_tokens, request.num_tokens - 1)
+        if self.cuts == "never" or n <= 0 or start >= prefill_end:
+            return n
+        if end < prefill_end:
+            most = min(self.knobs.max_num_batched_tokens, self.knobs.long_prefill_token_threshold or inf)
+            if end // size * size > start or size <= most:
+                end = end // size * size
+        last = request.num_tokens - (self.cuts == "last-token" and not drop)
+        places = [(last // size - drop) * size]
+        if start % size:
+            places.append((start // size + 1) * size)
+        if request.shared_boundary < end:
+            places.append(start + (request.shared_boundary - start) // size * size)
+        return max(min([place for place in places if start < place < end], default=end) - start, 0)
+
+    def is_late(self, hits: list[list[Block | None]]) -> bool:
+        """Whether the state at the end of a hit is computed in this very step."""
+        ends = [table[-1] for table, window in zip(hits, self.windows, strict=True) if window == 1 and table]
+        return any(block.step == len(self.steps) for end in ends for block in self.pool.cached[end.key])
 
     def cache(self, request: Request, num_tokens: int, step: int) -> None:
         """Hash the blocks that so many tokens fill, where somebody may look for them."""
@@ -838,9 +902,12 @@ class Simulation:
 
     def is_reachable(self, request: Request, window: int, i: int) -> bool:
         """Whether a prompt that goes on where this one ends, or where it parted from another, needs block i."""
-        if not self.knobs.sparse_windows or window <= 1:
+        if not self.knobs.sparse_windows or window == 0:
             return True
         size, drop = self.knobs.block_size, int(self.knobs.drop_last_hit)
+        if window == 1:
+            ends = [(request.prompt_tokens - 1) // size - drop, request.shared_boundary // size]
+            return i + 1 in ([*ends, request.prompt_tokens // size - 1] if drop else ends)
         ends = [max(end // size - drop, 0) + drop for end in (request.prompt_tokens - 1, request.prompt_tokens)]
         ends = ends if drop else ends[:1]
         if request.shared_boundary:
@@ -978,11 +1045,15 @@ class Simulation:
             leading = hits.index(False) if False in hits else limit
             if window == 0:
                 return leading
-            wanted = max(1, ceil((window - 1) / size)) + drop
+            more = drop if window > 1 else 0  # drafters have no states
+            wanted = max(1, ceil((window - 1) / size)) + more
             for end in range(limit, wanted - 1, -1):
                 if all(hits[end - wanted : end]):
-                    return max(end - drop, 0)
-            return max(leading - drop, 0)
+                    return max(end - more, 0)
+            return max(leading - more, 0)
+
+        def reach(window):
+            return min(longest + (drop if window > 1 else 0), found)
 
         found = min((hit(0, tables, longest) for window, tables in kinds if window == 0), default=longest)
         longest = max(found - drop, 0) if full else found
@@ -991,7 +1062,7 @@ class Simulation:
         if drop and self.knobs.drafter_drop == "each" and windowed and (full or len(windowed) > 1):
             longest = hit(*windowed[0], longest) if len(windowed) == 1 else 0  # several take a block in turns
         else:
-            while any((shorter := hit(*kind, min(longest + drop, found))) < longest for kind in windowed):
+            while any((shorter := hit(*kind, reach(kind[0]))) < longest for kind in windowed):
                 longest = shorter
         request.shared_boundary = whole * size if full and windowed and longest < whole else 0
         result = []
@@ -1038,8 +1109,8 @@ class Simulation:
         blocks, knobs = 0, self.knobs
         steps = knobs.steps_in_flight if knobs.windows_by_processed else 1
         for window, table in zip(self.windows, hits, strict=True):
-            need = ceil(num_tokens / size)
-            if window and knobs.gate_caps_windows:
+            need = ceil(num_tokens / size) if window != 1 else len(table) + 1
+            if window > 1 and knobs.gate_caps_windows:
                 need = min(need, ceil((window - 1 + steps * knobs.max_num_batched_tokens) / size) + 1)
             blocks += max(need - len(table), 0) + sum(1 for block in table if block and block.references == 0)
         return blocks
@@ -1052,7 +1123,7 @@ class Simulation:
             return
         for table in request.tables:
             self.pool.put_back_all([block for block in reversed(table) if block is not None])
-        request.tables, request.num_hashed = [], 0
+        request.tables, request.num_hashed, request.last_state = [], 0, 0
 
     def preempt(self, victim: Request) -> None:
         """To be recomputed from its first token, or swapped. What is in flight still arrives."""

@@ -100,7 +100,10 @@ def knobs(draw, exact: bool = True) -> dict:
     load = TICK if exact else 0.6180339887 * TICK  # of no step's length
     max_model_len = draw(st.integers(4, 40))
     kv_window, kv_multiplicity = draw(
-        st.sampled_from([((0,), (1,))] * 4 + [((5,), (1,)), ((0, 4), (1, 1)), ((0, 7), (1, 2)), ((3, 0, 9), (1, 1, 1))])
+        st.sampled_from(
+            [((0,), (1,))] * 4
+            + [((5,), (1,)), ((0, 4), (1, 1)), ((0, 7), (1, 2)), ((3, 0, 9), (1, 1, 1)), ((0, 1), (1, 2))]
+        )
     )
     needed_blocks = -(-max_model_len // block_size) * sum(kv_multiplicity)
     chunked_prefill = draw(st.sampled_from([True, True, False]))
@@ -165,7 +168,8 @@ def knobs(draw, exact: bool = True) -> dict:
         "steps_in_flight": draw(st.sampled_from([2, 1] if async_scheduling else [1, 2, 3])),
         "async_scheduling": async_scheduling,
         **draw(families()),
-        "enable_prefix_caching": draw(st.booleans()),
+        "enable_prefix_caching": draw(st.booleans()) or 1 in kv_window,  # a state that is only counted is no window
+        "state_cuts": draw(st.sampled_from(["last-block", "last-token"])),
         "kv_window": kv_window,
         "kv_multiplicity": kv_multiplicity,
         "max_concurrency": draw(st.sampled_from([0, 0, 1, 2, 5])),

@@ -20,3 +20,8 @@ def test_decides_as_the_release(path):
     different = [(r["scenario"]["id"], first_difference(r, preset_of(r["decisions"]["version"]))) for r in records]
     assert len(records) > 40
     assert [each for each in different if each[1]] == []
+
+
+def test_records_stay_small():
+    """Below 2 MB, all releases together."""
+    assert sum(path.stat().st_size for path in RECORDS) < 2e6

@@ -216,7 +216,8 @@ def test_what_a_user_gives_is_obeyed_or_refused():
     for preset, caches in (("vllm-0.24", False), ("vllm-0.28", True), ("vllm-0.33", True)):
         assert deploy(*parts, Engine(preset=preset)).engine.enable_prefix_caching == caches
         assert not deploy(*parts, Engine(preset=preset, enable_prefix_caching=False)).engine.enable_prefix_caching
-    assert deploy(*parts, Engine(preset="vllm-0.24", enable_prefix_caching=True)).engine.enable_prefix_caching
+    with pytest.raises(InputError, match=r"engine.enable_prefix_caching: .* engine.preset vllm-0.28 or later"):
+        deploy(*parts, Engine(preset="vllm-0.24", enable_prefix_caching=True))
     assert not deploy("Mamba-2.8B", *parts[1:], Engine()).engine.enable_prefix_caching  # no attention
     with pytest.raises(InputError, match=r"engine.max_num_seqs: a step has no tokens for 65 sequences; .* 64"):
         resolve(Engine(max_num_seqs=65, max_num_batched_tokens=64), H100, 4096)

@@ -116,6 +116,12 @@ RULES: tuple[Rule, ...] = (
          " shortest-first"),
     Rule("windows and kv_offloading_size > 0", "engine.kv_offloading_size",
          "is not modelled for sliding windows and recurrent states, which this model has; must be 0"),
+    Rule("recurrent and user.enable_prefix_caching and state_cuts == 'never'", "engine.enable_prefix_caching",
+         "of recurrent states is modelled as vLLM 0.28 has it; must be false for {preset}, or"
+         " engine.preset vllm-0.28 or later"),
+    Rule("clip_max_new_tokens > 0 and speculation and pads_drafts != 'never'", "speculation",
+         "SGLang's admission does not go with vLLM's padding of drafts; {preset} must have pads_drafts: never, or"
+         " speculation must be null"),
     Rule("windows and (not recurrent or user.enable_prefix_caching) and preemption_mode == 'swap' and"
          " enable_prefix_caching", "engine.enable_prefix_caching",
          "is not modelled together with swapping for sliding windows and states, which this model has; must be false,"

@@ -155,7 +155,7 @@ def _deploy(
     if windows and resolved.allocator == "paged" and resolved.reserve in AT_ONCE:
         resolved = _shortened(resolved, memory, f"at once, as engine.reserve {resolved.reserve} takes it")
     attends = any(group.window != 1 for group in memory.kv_groups)
-    by_itself = resolved.caches_hybrids and attends and resolved.preemption_mode == "recompute"
+    by_itself = resolved.state_cuts != "never" and attends and resolved.preemption_mode == "recompute"
     asked = resolved.origin["enable_prefix_caching"] == "user" or by_itself
     if resolved.enable_prefix_caching and 1 in windows and not asked:
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}

@@ -261,8 +261,10 @@ KNOBS: tuple[Knob, ...] = (
     Knob("sparse_windows", bool,
          "of a window only blocks are cached from which a prompt can go on (prefix_cache_retention_interval: 0)", False,
          user=False, record="i1"),
-    Knob("caches_hybrids", bool, "prefix caching is on by itself for models with attention and recurrent state too",
-         False, user=False),
+    Knob("state_cuts", str,
+         "prefix caching is on by itself for models with attention and recurrent state too, whose prompts end a step"
+         " where their state is kept: at blocks, at last before the prompt's end (0.28) or its last token (0.32)",
+         "never", choices=("never", "last-block", "last-token"), user=False, record="i1"),
     Knob("evict_unhashed_first", bool,
          "freed blocks whose text nobody can find are given out next, not after all that were freed before", False,
          user=False, record="i1"),

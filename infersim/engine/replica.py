@@ -40,4 +40,6 @@ def make_knobs(**values) -> np.void:
             knobs[name] = state.CODES[name][value] if name in state.CODES else value
     if "kv_window" in values:
         knobs["num_kv_groups"] = len(values["kv_window"])
+    if not knobs["enable_prefix_caching"] or 1 not in knobs["kv_window"]:
+        knobs["state_cuts"] = 0
     return cast(np.void, knobs[()])

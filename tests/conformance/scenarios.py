@@ -11,7 +11,7 @@ FEATURES = (
     "plain", "tight", "early", "threshold", "unchunked", "abort", "priority", "watermark", "caching", "turns",
     "samples", "ngram", "ngram+turns", "ngram+bybatch", "eagle", "eagle+turns", "draftmodel", "window", "window+turns",
     "hybrid", "hybrid+turns", "eagle+hybrid+turns", "mamba", "pp2", "pp4", "pp4+tight", "mix",
-    "wild", "interval", "interval+tight+turns",
+    "wild", "interval", "interval+tight+turns", "states+caching", "states+turns", "states+threshold+priority+turns",
 )  # fmt: skip
 SYNCHRONOUS = ("ngram", "pp")
 """features that begin so do not run under asynchronous scheduling"""
@@ -37,7 +37,7 @@ def scenario(random: Random, feature: str, number: int) -> dict:
         groups = [[random.choice([16, 33, 48, 64, 100]), 1]]
     elif has & {"hybrid"}:
         groups = [[0, random.choice([1, 1, 2])], [random.choice([16, 33, 48, 64, 100]), random.choice([1, 2, 3])]]
-    elif has & {"mamba"}:
+    elif has & {"mamba", "states"}:
         groups = [[0, 1], [1, random.choice([1, 2, 3])]]
     size = random.choice([16, 16, 32])
     tables = sum(count for _, count in groups)
@@ -59,7 +59,8 @@ def scenario(random: Random, feature: str, number: int) -> dict:
         "max_model_len": length,
         "enable_chunked_prefill": "unchunked" not in has,
         "long_prefill_token_threshold": random.choice([7, 16, 24, 40]) if "threshold" in has else 0,
-        "enable_prefix_caching": bool(has & {"caching", "turns", "samples"}) and [w for w, _ in groups[1:]] != [1],
+        "enable_prefix_caching": bool(has & {"caching", "turns", "samples"})
+        and ([w for w, _ in groups[1:]] != [1] or "states" in has),
         "policy": "priority" if "priority" in has else "fcfs",
         "async_scheduling": "async" in has,
         "scheduler_reserve_full_isl": random.random() < 0.8,

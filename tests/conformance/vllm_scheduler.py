@@ -28,6 +28,8 @@ THROTTLES = "num_computed_tokens < request.num_tokens - 1" in (SOURCE / "v1/core
 """data-parallel ranks take prompts together (0.24 had it too, but let prompts wait that lack one token)"""
 RESERVES_SLOTS = "max_num_batched_tokens - scheduled_token_delta" in (SOURCE / "config/vllm.py").read_text()
 """a draft model takes a token of the budget for each of max_num_seqs, before there are any"""
+CUTS = "shared_prefix_boundary" in (SOURCE / "v1/core/sched/scheduler.py").read_text()
+"""prompts end steps where recurrent states are cached, as since 0.28"""
 
 
 class Stub:
@@ -43,8 +45,8 @@ class Stub:
 
 
 def lacks(config: dict, requests: list[dict]) -> bool:
-    """Whether this release does not have what a scenario asks for: a watermark, drafts by batch size, in 0.11 draft
-    models, an order of requests that are alike, or asynchronous scheduling as later releases have it."""
+    """Whether this release does not have what a scenario asks for: a watermark, drafts by batch size, cached states, in
+    0.11 draft models, an order of requests that are alike, or asynchronous scheduling as later releases have it."""
     from vllm.config import SchedulerConfig, SpeculativeConfig
     from vllm.v1.request import Request
 
@@ -55,9 +57,14 @@ def lacks(config: dict, requests: list[dict]) -> bool:
     return bool(
         (config["watermark"] and "watermark" not in SchedulerConfig.__dataclass_fields__)
         or (config.get("prefill_schedule_interval", 1) > 1 and not THROTTLES)
+        or (caches_states(config) and not CUTS)
         or (spec.get("by_batch") and not hasattr(SpeculativeConfig, "uses_dynamic_speculative_decoding"))
         or (too_new and "__lt__" not in vars(Request))
     )
+
+
+def caches_states(config: dict) -> bool:
+    return config["enable_prefix_caching"] and any(window == 1 for window, _ in config["kv_groups"])
 
 
 def make_scheduler(config: dict):
@@ -76,13 +83,16 @@ def make_scheduler(config: dict):
     size, spec, pipeline = config["block_size"], config["speculative"], config["pipeline"]
     batches = 2 if config["async_scheduling"] else pipeline
     groups, layer = [], count()
+    aligned = caches_states(config)
+    mode = {"mamba_cache_mode": "align"} if aligned else {}
     heads = {"block_size": size, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float16}
     for window, number in config["kv_groups"]:
         for _ in range(number):
             if window == 0:
                 kind = FullAttentionSpec(**heads)
             elif window == 1:
-                kind = MambaSpec(block_size=config["max_model_len"], shapes=((8, 8),), dtypes=(torch.float16,))
+                length = size if aligned else config["max_model_len"]
+                kind = MambaSpec(block_size=length, shapes=((8, 8),), dtypes=(torch.float16,), **mode)
             else:
                 kind = SlidingWindowSpec(**heads, sliding_window=window)
             groups.append(KVCacheGroupSpec([f"layer{next(layer)}"], kind))
@@ -129,7 +139,7 @@ def make_scheduler(config: dict):
         cache_config=Stub(
             block_size=size, num_gpu_blocks=config["num_gpu_blocks"],
             enable_prefix_caching=config["enable_prefix_caching"], watermark=config["watermark"],
-            mamba_cache_mode="none", prefix_caching_hash_algo="builtin",
+            mamba_cache_mode="align" if aligned else "none", prefix_caching_hash_algo="builtin",
             prefix_cache_retention_interval=retention,
         ),
         model_config=Stub(max_model_len=config["max_model_len"], runner_type="generate", is_encoder_decoder=False,
@@ -146,7 +156,7 @@ def make_scheduler(config: dict):
                       should_advance=lambda request, **more: False)  # fmt: skip
     scheduler_class = AsyncScheduler if config["async_scheduling"] else Scheduler
     more = {}
-    if any(window == 1 for window, _ in config["kv_groups"]):  # a state is one block, however long the text
+    if not aligned and any(window == 1 for window, _ in config["kv_groups"]):  # a state is one block, however long
         more, size = {"hash_block_size": size}, math.lcm(size, config["max_model_len"])
         known = inspect.signature(Scheduler.__init__).parameters
         more = {name: value for name, value in more.items() if name in known}

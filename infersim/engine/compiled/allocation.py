@@ -22,6 +22,7 @@ from .radix import match_prefix, share_match
 from .state import (
     BACKGROUND,
     CPU,
+    LAST_TOKEN,
     RESERVE_MAX_MODEL_LEN,
     RESERVE_OUTPUT_LENGTH,
     RESERVE_POWER_OF_TWO,
@@ -29,6 +30,7 @@ from .state import (
     RESERVE_WHOLE_PROMPT,
     RESERVED_PER_SEQUENCE,
 )
+from .states import is_late, num_new_blocks, renew_last_state
 from .tiers import load, look_below
 
 
@@ -66,7 +68,7 @@ def blocks_of_whole_sequence(knobs, num_tokens, hit):
     for g in range(knobs.num_kv_groups):
         blocks = per_table
         if knobs.kv_window[g] == 1:
-            blocks = 1
+            blocks = 1 + hit
         elif knobs.kv_window[g] > 1 and knobs.gate_caps_windows:
             # vLLM's SlidingWindowSpec: window - 1 keys kept, the tokens of a step, or of all that may be in flight, and
             # one block for misalignment
@@ -154,9 +156,12 @@ def extend(core, request, num_tokens, length):
     Tokens in flight are not known yet: a block with one is cached at a later step.
     """
     scheduler, knobs, blocks, table = core.scheduler, core.knobs, core.blocks, core.tables[request.table]
-    allocate_new_blocks(request, scheduler, knobs, blocks, table, length)
+    own = (num_tokens + knobs.block_size - 1) // knobs.block_size
+    allocate_new_blocks(request, scheduler, knobs, blocks, table, length, own)
     full = min(num_tokens, request.prompt_tokens + request.num_output_tokens) // knobs.block_size
     cache_full_blocks(request, knobs, scheduler, blocks, table, core.segments, full)
+    if knobs.state_cuts == LAST_TOKEN:
+        renew_last_state(request, knobs, scheduler, blocks, table, full)
     set_slots(request, knobs)
 
 
@@ -198,7 +203,8 @@ def allocate_identified(core, request, num_tokens, length, reserve):
     """`allocate_slots` for a request that holds blocks with an identity."""
     scheduler, knobs = core.scheduler, core.knobs
     remove_skipped_blocks(request, knobs, scheduler, core.blocks, core.tables[request.table])
-    if scheduler.num_tables * (length - request.table_length) + reserve > scheduler.free_blocks:
+    own = (num_tokens + knobs.block_size - 1) // knobs.block_size
+    if num_new_blocks(request, knobs, scheduler.num_tables, length, own) + reserve > scheduler.free_blocks:
         return False
     extend(core, request, num_tokens, length)
     return True
@@ -238,8 +244,8 @@ def get_computed_blocks(core, q, watermark):
     """Tokens of waiting request q that need not be computed: the cache holds them, or the CPU's memory if it was
     swapped, or they came from elsewhere.
 
-    -1: it was turned away before, and nothing helped it since; -2: it shares text with a prompt that is being computed
-    in this step, for which it waits.
+    -1: it was turned away before, and nothing helped it since, or it goes on from a state of this very step; -2: it
+    shares text with a prompt that is being computed in this step, for which it waits.
     """
     request, scheduler, knobs = core.requests[q], core.scheduler, core.knobs
     if scheduler.identified and request.table < 0:
@@ -249,6 +255,8 @@ def get_computed_blocks(core, q, watermark):
         length = find_longest_cache_hit(request, knobs, scheduler, core.blocks, core.segments, table)
         if length < 0:
             return -2
+        if knobs.state_cuts > 0 and length > 0 and is_late(knobs, scheduler, core.blocks, table, length):
+            return -1
         if request.num_swapped > 0:
             return request.num_computed_tokens
         if knobs.tier_blocks[CPU] > 0:
@@ -265,8 +273,10 @@ def get_computed_blocks(core, q, watermark):
 def allocate_cached(core, request, num_computed, num_tokens, length, reserve):
     """`allocate_slots` for a waiting request that was just looked up: share what the GPU has, take the rest."""
     scheduler, knobs = core.scheduler, core.knobs
-    hit = request.num_hashed_blocks
-    needed = scheduler.num_tables * (length - hit) + scheduler.idle_hit_blocks
+    hit, own = request.num_hashed_blocks, (num_tokens + knobs.block_size - 1) // knobs.block_size
+    request.table_length = hit
+    needed = num_new_blocks(request, knobs, scheduler.num_tables, length, own) + scheduler.idle_hit_blocks
+    request.table_length = 0
     if needed + reserve > scheduler.free_blocks:
         return False
     share_hits(request, scheduler, core.blocks, core.tables, hit)

@@ -7,7 +7,8 @@ it is given out again; a request's blocks are freed last first, so that the ends
 
 from .hashes import enter, evict, find, hash_block, key_of
 from .njit import compiled
-from .state import CPU, EACH, ONE_OR_LAST, WAIT_FOR_LATE_HITS
+from .state import CPU, EACH, LAST_TOKEN, ONE_OR_LAST, WAIT_FOR_LATE_HITS
+from .states import first_new_state, is_reachable, window_blocks
 from .tiers import clear_tiers, keep
 
 
@@ -57,10 +58,10 @@ def touch(blocks, scheduler, b):
 
 
 @compiled
-def free_range(request, scheduler, knobs, blocks, table, first, last, hashed):
-    """One request less holds the blocks of a table from place `last` back to `first`, up to one that has been freed;
-    returns how many. Whom nobody else holds goes into the free queue, hash and all. What is behind place `hashed` has
-    no hash, if texts are not told apart.
+def free_range(scheduler, knobs, blocks, table, first, last, hashed, gaps):
+    """One request less holds the blocks of a table from place `last` back to `first`, up to one that has been freed if
+    there are no `gaps`; returns how many. Whom nobody else holds goes into the free queue, hash and all. What is behind
+    place `hashed` has no hash, if texts are not told apart.
 
     Newer vLLM puts those without a hash before all that are free (BlockPool.free_blocks), in this order.
     """
@@ -68,6 +69,8 @@ def free_range(request, scheduler, knobs, blocks, table, first, last, hashed):
     for i in range(last, first - 1, -1):
         b = table[i]
         if b == 0:
+            if gaps:
+                continue
             break
         freed += 1
         block = blocks[b]
@@ -125,8 +128,9 @@ def free_blocks(request, scheduler, knobs, blocks, tables):
     for t in range(scheduler.num_tables):
         first = t * scheduler.table_stride
         last = first + request.table_length - 1
-        free_range(request, scheduler, knobs, blocks, table, first, last, first + request.num_hashed_blocks)
-    request.table_length = 0
+        gaps = knobs.state_cuts > 0
+        free_range(scheduler, knobs, blocks, table, first, last, first + request.num_hashed_blocks, gaps)
+    request.table_length = request.last_state = request.retired_states = 0
     table[len(table) - 1] = scheduler.free_table
     scheduler.free_table = request.table
     request.table = -1
@@ -139,14 +143,33 @@ def remove_skipped_blocks(request, knobs, scheduler, blocks, table):
     t, computed = 0, num_settled(request, knobs)
     for g in range(knobs.num_kv_groups):
         for _ in range(knobs.kv_multiplicity[g]):
-            if knobs.kv_window[g] > 0 and computed >= knobs.kv_window[g]:
-                first = t * scheduler.table_stride
+            first = t * scheduler.table_stride
+            if knobs.kv_window[g] == 1:
+                retire_states(request, knobs, scheduler, blocks, table, first, computed)
+            elif knobs.kv_window[g] > 0 and computed >= knobs.kv_window[g]:
                 last = first + (computed - knobs.kv_window[g] + 1) // knobs.block_size - 1
-                freed = free_range(request, scheduler, knobs, blocks, table, first, last, 0)
+                freed = free_range(scheduler, knobs, blocks, table, first, last, 0, False)
                 for i in range(last - freed + 1, last + 1):
                     table[i] = 0
                 request.num_blocks -= freed
             t += 1
+    request.retired_states = max(request.retired_states, (computed - 1) // knobs.block_size)
+
+
+@compiled
+def retire_states(request, knobs, scheduler, blocks, table, first, computed):
+    """Free the states, in a table from place `first` on, that lie before the one of `computed` tokens. Until 0.32 those
+    up to a gap, and the one before the newest: what asynchronous scheduling leaves behind a gap stays
+    (MambaManager.remove_skipped_blocks)."""
+    newest = first + min((computed - 1) // knobs.block_size, request.table_length)
+    oldest, last, gaps = first + request.retired_states, first + request.last_state, knobs.state_cuts == LAST_TOKEN
+    freed = free_range(scheduler, knobs, blocks, table, oldest, newest - 1, 0, gaps)
+    for i in range(oldest if gaps else newest - freed, newest):
+        table[i] = 0
+    if last < newest and table[last] > 0:
+        freed += free_range(scheduler, knobs, blocks, table, last, last, 0, gaps)
+        table[last] = 0
+    request.num_blocks -= freed
 
 
 @compiled
@@ -195,28 +218,6 @@ def cache_full_blocks(request, knobs, scheduler, blocks, table, segments, full):
 
 
 @compiled
-def window_blocks(knobs, g):
-    """Blocks of a window that a hit needs."""
-    return max(1, (knobs.kv_window[g] + knobs.block_size - 2) // knobs.block_size)
-
-
-@compiled
-def is_reachable(request, knobs, g, i):
-    """Whether block i of a KV group is cached. Of windows newer vLLM keeps only those that a prompt needs which goes on
-    where this one ends, or where it parted from one before (SlidingWindowManager.reachable_block_mask)."""
-    if not knobs.sparse_windows or knobs.kv_window[g] <= 1:
-        return True
-    drop = knobs.drop_last_hit
-    needed = window_blocks(knobs, g) + drop
-    resend = (request.prompt_tokens - 1) // knobs.block_size
-    extension = resend
-    if drop:
-        resend, extension = max(resend - 1, 0) + 1, max(request.prompt_tokens // knobs.block_size - 1, 0) + 1
-    shared = request.shared_boundary // knobs.block_size + drop if request.shared_boundary > 0 else 0
-    return resend - needed <= i < resend or extension - needed <= i < extension or shared - needed <= i < shared
-
-
-@compiled
 def remember(request, knobs, scheduler, blocks, table, segments):
     """Hash the blocks of a request that is about to give them up, and of whose text nobody knew until now."""
     full = request.num_hashed_blocks
@@ -228,14 +229,24 @@ def remember(request, knobs, scheduler, blocks, table, segments):
 
 
 @compiled
-def allocate_new_blocks(request, scheduler, knobs, blocks, table, length):
-    """Take blocks, which are known to be free, until each block table has `length`; more stay as they are."""
+def allocate_new_blocks(request, scheduler, knobs, blocks, table, length, own):
+    """Take blocks, which are known to be free, until each block table has `length`, `own` of it for the step's own
+    tokens; more stay as they are."""
     if length <= request.table_length:
         return
-    for t in range(scheduler.num_tables):
-        first = t * scheduler.table_stride
-        get_new_blocks(blocks, scheduler, knobs, table, first + request.table_length, first + length)
-        request.num_blocks += length - request.table_length
+    t = 0
+    for g in range(knobs.num_kv_groups):
+        begin = request.table_length
+        if knobs.state_cuts > 0 and knobs.kv_window[g] == 1:
+            begin = first_new_state(request, own)
+        for _ in range(knobs.kv_multiplicity[g]):
+            first = t * scheduler.table_stride
+            for i in range(first + request.table_length, first + begin):
+                table[i] = 0
+            get_new_blocks(blocks, scheduler, knobs, table, first + begin, first + length)
+            request.num_blocks += length - begin
+            t += 1
+    request.last_state = max(request.table_length - 1, 0)
     request.table_length = length
 
 
@@ -371,10 +382,11 @@ def agree_on_windows(knobs, scheduler, table, length, found):
         t = 0
         for g in range(knobs.num_kv_groups):
             if knobs.kv_window[g] > 0:
-                wanted = window_blocks(knobs, g) + drop
-                most = length if each else min(length + drop, found)
+                more = drop if knobs.kv_window[g] > 1 else 0  # drafters have no states
+                wanted = window_blocks(knobs, g) + more
+                most = length if each else min(length + more, found)
                 hit = window_hit(table, scheduler.table_stride, t, knobs.kv_multiplicity[g], most, wanted)
-                hit = max(hit - drop, 0)
+                hit = max(hit - more, 0)
                 agreed = agreed and (hit == length or once)
                 length = hit
             t += knobs.kv_multiplicity[g]

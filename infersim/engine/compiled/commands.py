@@ -100,7 +100,7 @@ def reserve(a, q, time):
         fits = needed + watermark <= scheduler.free_blocks
         if fits:
             share_hits(request, scheduler, blocks, tables, hit)
-            allocate_new_blocks(request, scheduler, knobs, blocks, tables[request.table], length)
+            allocate_new_blocks(request, scheduler, knobs, blocks, tables[request.table], length, length)
     elif knobs.radix:
         cached = match_prefix(
             request, request.prompt_tokens - 1, scheduler, knobs, a.requests, a.nodes[rank], a.segments

@@ -13,6 +13,7 @@ from .njit import apart, compiled, inlined
 from .preemption import preempt_last
 from .pricing import count
 from .state import DECODES, EVERYTHING, PREFILLS
+from .states import end_at_state
 
 
 @inlined
@@ -170,7 +171,8 @@ def num_new_tokens(core, request, budget):
     end = core.knobs.max_model_len
     if core.knobs.drafts_within_max_tokens:
         end = min(end, request.max_num_tokens)
-    return min(min(n, budget), end - 1 - computed)
+    n = min(min(n, budget), end - 1 - computed)
+    return end_at_state(request, core.knobs, computed, n) if core.knobs.state_cuts > 0 else n
 
 
 @compiled

@@ -55,6 +55,7 @@ MISS_LATE_HITS, WAIT_FOR_LATE_HITS = 1, 2
 UNTIL_DONE, UNTIL_FULL = 1, 2
 BESIDE_OR_CACHED = 2
 EACH, ONE_OR_LAST = 0, 2
+LAST_TOKEN = 2
 # When a step whose requests have text loaded goes on: after it, beside it layer by layer; or they wait for it alone.
 LAYERS, BACKGROUND = 1, 2
 # Where text goes that the GPU evicts.
@@ -125,6 +126,8 @@ _FIELDS = np.dtype(
         ("segment", "i4"),  # where the text that is not yet hashed, or not in the radix tree, begins
         ("segment_offset", "i4"),
         ("shared_boundary", "i4"),  # where text ends that other groups have cached and a window not, 0: nowhere
+        ("last_state", "i4"),  # place, in the table of a state, of the one before the newest
+        ("retired_states", "i4"),  # places before this one are empty, but for what was forgotten
         ("chain", "i8"),  # hash of all text before
         ("node", "i4"),  # of the radix tree, with which the text ends that it holds there, 0: it holds none
         ("tree_tokens", "i4"),  # so many tokens; of a waiting request: those that longest-prefix order has found

@@ -13,6 +13,7 @@ from .pricing import count
 from .queue import is_ordered, put_back, remove
 from .running import fill_blocks
 from .state import BACKGROUND, BESIDE_OR_CACHED, RESERVE_TO_COMPLETION, RESERVED_PER_SEQUENCE, RUNNING
+from .states import end_at_state
 
 ADMITTED, PASSED_OVER, STOP = range(3)
 """what became of a waiting request; STOP: nobody behind it is asked either"""
@@ -104,6 +105,12 @@ def admit(core, q):
             return STOP
         n = min(n, blocks * knobs.block_size if blocks > 0 else scheduler.token_budget)
     n = min(n, scheduler.token_budget)
+    if knobs.state_cuts > 0:
+        whole, n = n, end_at_state(request, knobs, computed, n)
+        if padded > 0 and n < whole:
+            n, padded = 1, 0
+        if n == 0:
+            return STOP
     if not gate(request, scheduler, knobs, looked_up, busy_hits, watermark):
         if (
             scheduler.identified
