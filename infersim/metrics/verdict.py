@@ -33,7 +33,7 @@ class Verdict:
     """What one run says.
 
     state: one of STATES, rejected if no request could be served; backlog_per_s: growth of the backlog, requests/s, 0
-    unless saturated; reason: a sentence; needed_requests: about so many would decide, or bring a stable system into
+    unless saturated; reason: a sentence; needed_requests: so many or more decide, or bring a stable system into
     balance; None where neither is open.
     """
 
@@ -147,7 +147,7 @@ def _by_overload(flow: Flow, verdict: Verdict, rate: float, completes: tuple[flo
     rates, needed = f"{rates}; at least {per_second(low)} when more wait", None
     if (longer := _lacks(flow, first, until)) > 1.0:
         needed = _round(len(flow.arrival) * min(longer, 10.0))
-        rates += f"; latencies are those of a start: about {needed:,} requests would show others"
+        rates += f"; latencies are those of a start: {needed:,} requests or more would show others"
     return Verdict(STABLE, 0.0, rates, needed)
 
 
@@ -280,7 +280,7 @@ def _lacks(flow: Flow, start: float, until: float) -> float:
 
 
 def _too_short(why: str, needed: int) -> str:
-    return f"{why}; about {needed:,} requests would tell"
+    return f"{why}; it takes {needed:,} requests or more to tell"
 
 
 def per_second(rate: float) -> str:

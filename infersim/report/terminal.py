@@ -98,7 +98,9 @@ def _head(document: dict) -> list[Line]:
     counts, verdict = document["counts"], document["verdict"]
     mood = {"STABLE": "good", "TOO SHORT TO TELL": ""}.get(state(document), "bad")
     lines = [("head", line) for line in wrapped(title(document), width())]
-    lines += [(mood, line) for line in wrapped(f"{state(document)}: {verdict['reason']}", width())]
+    more = verdict["needed_requests"] and document["scenario"]["workload"]["trace"] is None
+    reason = f"{state(document)}: {verdict['reason']}{' (--until-decided)' if more else ''}"
+    lines += [(mood, line) for line in wrapped(reason, width())]
     parts = [f"{counts['completed']:,} of {counts['submitted']:,} requests completed"]
     parts += [f"{counts[key]:,} {key}" for key in ("rejected", "timed_out", "lost", "unfinished") if counts[key]]
     parts += [f"{counts[key]:,} {key}" for key in ("preemptions", "retries") if counts[key]]
