@@ -227,6 +227,7 @@ SERVED = {
             "enable_prefix_caching": False,
             "enforce_eager": True,
             "long_prefill_token_threshold": 1000,
+            "stream_interval": 4,
             "num_gpu_blocks_override": 900,
             "scheduling_policy": "priority",
         },
@@ -249,6 +250,12 @@ SERVED = {
     },
     "ngram": {"speculation": {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"rate": 0.7}}},
     "adapters": {"lora": {"adapters": {"a": 32, "b": 32}, "max_loras": 2, "max_lora_rank": 32}},
+    "autoscaler": {
+        "cluster": {
+            "replicas": 2,
+            "autoscaler": {"policy": "queue", "target": 3, "min": 2, "max": 5, "scale_down_delay": 60},
+        }
+    },
     "replicas": {"cluster": {"replicas": 3, "router": "least-outstanding"}},
     "llm-d's scorers": {
         "cluster": {"replicas": 2, "router": {"policy": "weighted", "scorers": {"queue": 1, "prefix": 5}}}
@@ -289,7 +296,8 @@ def deployed(scenario):
         drafts = deployment.speculation
         if drafts and drafts.model:
             drafts = drafts.model_copy(update={"model": load_model(drafts.model).name})
-        found.append((deployment.placement, engine, deployment.memory, drafts, deployment.lora, kind.replicas, router))
+        sizes = kind.replicas, getattr(kind, "autoscaler", None)
+        found.append((deployment.placement, engine, deployment.memory, drafts, deployment.lora, sizes, router))
     return found, scenario.cluster.transfer
 
 

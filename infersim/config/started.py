@@ -33,7 +33,8 @@ SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling
 VALUES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     **{name: ("engine", name, whole) for name in (
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override",
-        "kv_cache_memory_bytes", "long_prefill_token_threshold", "prefill_schedule_interval")},
+        "kv_cache_memory_bytes", "long_prefill_token_threshold", "prefill_schedule_interval",
+        "stream_interval")},
     "gpu_memory_utilization": ("engine", "gpu_memory_utilization", float),
     "scheduling_policy": ("engine", "scheduling_policy", str),
     "kv_offloading_size": ("engine", "kv_offloading_size", lambda gib: float(gib) * 2**30),
@@ -67,6 +68,9 @@ NOTHING = ("port", "host", "served_model_name", "api_key", "trust_remote_code", 
 """options that change no time"""
 SCORERS = {"queue-scorer": "queue", "kv-cache-utilization-scorer": "kv_usage", "active-request-scorer": "outstanding",
            "prefix-cache-scorer": "prefix", "lora-affinity-scorer": "lora_affinity"}  # fmt: skip
+SCALED_BY = {"vllm:num_requests_running": "outstanding", "vllm:num_requests_waiting": "queue",
+             "vllm:kv_cache_usage_perc": "kv_usage"}  # fmt: skip
+"""vLLM's metric that a HorizontalPodAutoscaler looks at -> an autoscaler's policy"""
 
 
 @dataclass
@@ -204,9 +208,9 @@ def _manifests(documents: list[dict[str, Any]], where: str) -> Started:
                 labels, notes = pod["metadata"]["labels"], pod["metadata"].get("annotations", {})
                 groups.append(_group(words[2:], spec.get("replicas", 1), labels.get("llm-d.ai/role", ""), notes, where))
                 if scaler := scalers.get(one["metadata"]["name"]):
-                    unknown.append(
-                        f"autoscaler: {scaler['minReplicas']} to {scaler['maxReplicas']} replicas; its start-up time"
-                    )
+                    groups[-1]["autoscaler"] = _autoscaler(scaler)
+                    what = ".startup: how long a replica takes" if groups[-1]["autoscaler"] else ": its metric"
+                    unknown.append(f"cluster.autoscaler{what}")
         elif one.get("kind") == "DynamoGraphDeployment":
             for service in spec["services"].values():
                 if service["componentType"] == "frontend":
@@ -243,6 +247,16 @@ def _group(words: Sequence[str], replicas: int, role: str, notes: dict[str, str]
     }
 
 
+def _autoscaler(spec: dict[str, Any]) -> dict[str, Any]:
+    """Of a HorizontalPodAutoscaler; empty if its metric is none of the server's."""
+    for pods in (metric.get("pods", {}) for metric in spec.get("metrics", ())):
+        if policy := SCALED_BY.get(pods.get("metric", {}).get("name")):
+            delay = spec.get("behavior", {}).get("scaleDown", {}).get("stabilizationWindowSeconds", 300)
+            found = {"policy": policy, "target": float(pods["target"]["averageValue"]), "scale_down_delay": delay}
+            return {"autoscaler": found | {"min": spec.get("minReplicas", 1), "max": spec["maxReplicas"]}}
+    return {}
+
+
 def _policy(profile: dict[str, Any]) -> Any:
     """The router that chooses as an llm-d profile's scorers do."""
     weights = {each["pluginRef"]: each.get("weight", 1) for each in profile["plugins"]}
@@ -266,10 +280,15 @@ def _joined(
     """One scenario of groups of replicas: pools, kinds, or replicas that are all alike."""
     first = dict(groups[0]["keys"])
     if len(groups) == 1:
-        cluster = {"replicas": groups[0]["replicas"]} | ({"router": next(iter(routers.values()))} if routers else {})
+        cluster = (
+            {"replicas": groups[0]["replicas"]}
+            | groups[0].get("autoscaler", {})
+            | ({"router": next(iter(routers.values()))} if routers else {})
+        )
         return Started(first | {"cluster": cluster}, [*unknown, "workload: no setting of a server"])
     roles = {group["role"]: group for group in groups}
-    each = {name: {"replicas": group["replicas"], **{k: v for k, v in group["keys"].items() if k != "speculation"}}
+    each = {name: {"replicas": group["replicas"], **{k: v for k, v in group["keys"].items() if k != "speculation"},
+                   **group.get("autoscaler", {})}
             for name, group in ((group["role"] or str(i), group) for i, group in enumerate(groups))}  # fmt: skip
     shared = {key: value for key, value in first.items() if all(g["keys"].get(key) == value for g in groups)}
     top = {key: first[key] for key in ("model", "hardware") if key in first} | shared

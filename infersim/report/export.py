@@ -63,6 +63,7 @@ def _scripts(result: Result, requests: Any) -> tuple[dict[str, str], list[str]]:
     """A script for each kind of replica and engine, the router's, and the benchmark with its trace."""
     scenario, of = result.scenario, units_of(result)
     notes = _left_out(result, of)
+    notes += ["cluster.autoscaler: see --export k8s; a script starts one"] * any(unit.autoscaler for unit in of)
     texts = {}
     for unit in of:
         head = [f"{unit.replicas} of these, each on {unit.scenario.parallelism.num_gpus} {unit.scenario.hardware.name}",

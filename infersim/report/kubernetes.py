@@ -10,6 +10,7 @@ from typing import Any
 
 from infersim.config.cluster import Autoscaler
 from infersim.config.router import Router
+from infersim.config.started import SCALED_BY
 
 from .servers import PORT, SIDE_CHANNEL
 from .units import Unit
@@ -40,9 +41,9 @@ PICKED = {
     "session": {"session-affinity-scorer": 1.0},
 }
 """policy -> weights of llm-d's scorers that choose alike, or nearest to it"""
-METRICS = {"outstanding": "vllm:num_requests_running", "queue": "vllm:num_requests_waiting",
-           "kv_usage": "vllm:kv_cache_usage_perc"}  # fmt: skip
+METRICS = {policy: metric for metric, policy in SCALED_BY.items()}
 """an autoscaler's figure -> vLLM's metric"""
+SYNC_PERIOD = 15.0  # s, of Kubernetes' controller by default
 
 Manifest = dict[str, Any]
 
@@ -69,6 +70,8 @@ def left_out(units: list[Unit]) -> list[str]:
     follows = any(unit.router.policy == "kv-aware" for unit in units)
     for unit in units:
         policy = unit.router.policy
+        if follows and unit.autoscaler:
+            found.append("autoscaler: Dynamo's planner scales its workers, and is deployed apart")
         if follows and unit.role == "prefill":
             found.append(f"router {policy} of the prefill pool: Dynamo's frontend chooses its prefill workers itself")
             continue
@@ -80,8 +83,10 @@ def left_out(units: list[Unit]) -> list[str]:
             found.append("router.signal_age: an option of the picker's program")
         if unit.autoscaler and unit.autoscaler.policy not in METRICS:
             found.append(f"autoscaler {unit.autoscaler.policy}: no metric of the server; scaled by running requests")
-        if unit.cluster.role_switch:
-            found.append("cluster.role_switch: who watches the pools asks a server for it (SGLang's /pd_role_switch)")
+        if unit.autoscaler and not unit.autoscaler.min:
+            found.append("autoscaler.min 0: a HorizontalPodAutoscaler keeps one")
+        if unit.autoscaler and unit.autoscaler.interval != SYNC_PERIOD:
+            found.append("autoscaler.interval: the controller's own, --horizontal-pod-autoscaler-sync-period")
         if unit.role != "serve" and unit.engine["engine"] != "vllm":
             found.append(f"pools of {unit.engine['preset']}: llm-d's side-car is told its connector, sglang")
     return list(dict.fromkeys(found))

@@ -17,8 +17,8 @@ CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 FLAGS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size",
     "num_gpu_blocks_override", "kv_cache_memory_bytes", "long_prefill_token_threshold", "prefill_schedule_interval",
-    "enable_chunked_prefill", "enable_prefix_caching",
-    "kv_offloading_size", "async_scheduling", "enforce_eager", "scheduling_policy",
+    "stream_interval", "enable_chunked_prefill", "enable_prefix_caching", "kv_offloading_size",
+    "async_scheduling", "enforce_eager", "scheduling_policy",
 )  # fmt: skip
 """settings of an engine that are options of `vllm serve`"""
 SGLANG_DRAFTERS = {"draft_model": "STANDALONE", "mtp": "NEXTN"}
@@ -110,6 +110,7 @@ def vllm_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve") 
         "kv_cache_memory_bytes": None,
         "long_prefill_token_threshold": 0,
         "prefill_schedule_interval": 1,
+        "stream_interval": 1,
     }
     for name, default in defaults.items():
         words += [] if engine[name] == default else [f"--{name.replace('_', '-')}", f"{engine[name]:.0f}"]
@@ -168,6 +169,7 @@ def sglang_serve(scenario: Scenario, engine: dict[str, Any], role: str = "serve"
     words += ["--chunked-prefill-size", str(chunk)]
     words += ["--mem-fraction-static", str(engine["gpu_memory_utilization"])]
     words += [] if engine["enable_prefix_caching"] else ["--disable-radix-cache"]
+    words += ["--stream-interval", str(engine["stream_interval"])] if engine["stream_interval"] > 1 else []
     words += ["--schedule-policy", "lpm"] if engine["scheduling_policy"] == "lpm" else []
     words += ["--disable-cuda-graph"] if engine["enforce_eager"] else []
     if role in ("prefill", "decode"):

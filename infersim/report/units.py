@@ -85,4 +85,8 @@ def left_out(cluster: Cluster) -> list[str]:
         found.append("cluster.failures: they come by themselves")
     if cluster.transfer:
         found.append("cluster.transfer: the network's bandwidth and latency")
+    if cluster.kv_store:
+        found.append("cluster.kv_store: its servers, and the connector that reaches them")
+    if cluster.role_switch:
+        found.append("cluster.role_switch: who watches the pools asks a server for it (SGLang's /pd_role_switch)")
     return found
