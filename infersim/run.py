@@ -293,7 +293,10 @@ def _completion_rate(one: Scenario, deployments: list[Deployment]) -> tuple[floa
     for known, those, rate in _OVERLOADS[:]:
         if len(those) == len(deployments) and all(map(is_, those, deployments)) and known == one:
             return rate
-    result = run(one)[0]
+    try:
+        result = run(one)[0]
+    except InputError:  # where all requests of this one draw are too long
+        return None
     rate = completion_rate(result)
     if not result.interrupted:
         _OVERLOADS.append((one, deployments, rate))

@@ -23,6 +23,7 @@ from infersim.engine.fleet import Fleet
 from infersim.engine.price import StepCost
 from infersim.engine.replica import ReplicaSpec, make_knobs
 from infersim.explain.summary import summarize
+from infersim.metrics.conservation import check_conservation
 from infersim.planning.steps import steps_of
 from infersim.report.chrome_trace import chrome_trace
 from infersim.run import run
@@ -201,6 +202,19 @@ def test_a_piece_of_memory_for_all_that_may_come_is_sent_as_far_as_it_is_filled(
     scenario = scenario_of(cluster, num_requests=20, input_tokens=300, output_tokens=5)
     document = summarize(run(scenario))
     assert document["route"]["transfer_bytes"] == 20 * 300 * document["memory"]["kv_bytes_per_token"]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_nobody_is_let_in_before_they_have_come(apart):
+    """An answer ends when its last token is made, which is told when the host comes to look: who has come meanwhile
+    has not waited."""
+    admission = {"admission": {"max_outstanding": 2}}
+    cluster = pools("50 MB/s") | admission if apart else admission
+    data = {"model": "Pythia-70M", "hardware": "a40", "engine": {"host_step_time": "30 ms"}, "cluster": cluster}
+    load = {"request_rate": 25, "num_requests": 300, "input_tokens": 5, "output_tokens": {"uniform": [1, 3]}}
+    result = run(build_scenario(data | {"workload": load}, "test"))[0]
+    check_conservation(result)
+    assert result.columns()["front_door_ms"].min() == 0
 
 
 def test_a_record_says_where_a_request_was_and_what_it_waited_for():

@@ -39,6 +39,17 @@ def test_the_longest_reservation_leaves_what_no_piece_fits_in(allocator):
     assert (shares["token"] + shares["reserved"]) / held == pytest.approx(tokens / room, rel=0.02)
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_reservation_of_the_longest_sequence_fits_beside_states(cached):
+    """With a prefix cache a state stands behind each block of text, so that less of it fits at once."""
+    engine = {"reserve": "max-model-len", "enable_prefix_caching": cached, "num_gpu_blocks_override": 800}
+    load = {"num_requests": 3, "input_tokens": 1609, "output_tokens": 5}
+    parts = {"model": "Qwen3.5-35B-A3B", "hardware": "h200-sxm", "engine": engine, "workload": load}
+    result = run(build_scenario(parts, "test"))[0]
+    assert result.completed.all()
+    assert (result.engine.max_model_len < 262_144) == cached
+
+
 @pytest.mark.parametrize("allocator", ["paged", "contiguous", "buddy"])
 @pytest.mark.parametrize(("at_once", "output"), [(1, 2), (4, 7), (16, {"uniform": [1, 9]})])
 def test_shares_of_memory_are_shares(allocator, at_once, output):

@@ -1,5 +1,6 @@
 """The verdict on queues whose stability is known."""
 
+import contextlib
 import heapq
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 from synthetic import queue, result_of, scenario_of
 from verdicts import verdict_of
 
+from infersim.config.errors import InputError
 from infersim.config.scenario import build_scenario
 from infersim.engine.compiled.state import REJECTED
-from infersim.metrics.overload import ROUTERS, completion_rate
+from infersim.metrics.overload import ROUTERS, completion_rate, sizes
 from infersim.metrics.verdict import (
     SATURATED,
     STABLE,
@@ -271,6 +273,21 @@ def test_an_overload_tells_what_so_few_requests_do_not(load, state):
     verdict = judge(run(rated)[0])
     assert verdict.state == state
     assert not verdict.in_balance
+
+
+def test_an_overload_that_cannot_run_or_would_take_minutes_tells_nothing():
+    """Common beginnings that are drawn too long for the model; prompts that go in token by token, two at a time."""
+    engine, load = {"max_model_len": 300}, {"request_rate": 2, "num_requests": 8, "output_tokens": 1}
+    parts = {"model": "Pythia-70M", "hardware": "a40", "engine": engine, "workload": load}
+    for seed in range(20):
+        load |= {"input_tokens": 150, "prefixes": {"tokens": {"quantiles": {"p0": 1, "p50": 150, "p100": 300}}}}
+        with contextlib.suppress(InputError):
+            judge(run(build_scenario(parts | {"simulation": {"seed": seed}}, "test"))[0])
+    small = {"preset": "sglang-0.5", "max_num_seqs": 2, "long_prefill_token_threshold": 1}
+    load = {"request_rate": 1000, "num_requests": 10, "input_tokens": 2000, "output_tokens": 5}
+    result = run(build_scenario(parts | {"engine": small, "workload": load}, "test"))[0]
+    assert sizes(result) == []
+    assert judge(result).state == TOO_SHORT
 
 
 @pytest.mark.parametrize(

@@ -255,8 +255,9 @@ class Front:
                 return
             i = pool.queue.first()
             pool.queue.remove(i)
-            self.held_back[i] = time - self.entered[i]
-            self.dispatch(i, allowed, time)
+            at = max(time, self.entered[i])  # a step's end is told when the host comes to look
+            self.held_back[i] = at - self.entered[i]
+            self.dispatch(i, allowed, at)
 
     def dispatch(self, i: int, allowed: np.ndarray | None, time: float) -> None:
         """A replica gets request i, or refuses it."""

@@ -152,14 +152,15 @@ def _deploy(
     facts |= {"lora": lora, "sparse": sparse}
     facts |= {"windows": windows, "recurrent": 1 in windows, "several_groups": several}
     check(**vars(resolved), **facts)
-    if windows and resolved.allocator == "paged" and resolved.reserve in AT_ONCE:
-        resolved = _shortened(resolved, memory, f"at once, as engine.reserve {resolved.reserve} takes it")
     attends = any(group.window != 1 for group in memory.kv_groups)
     by_itself = resolved.state_cuts != "never" and attends and resolved.preemption_mode == "recompute"
     asked = resolved.origin["enable_prefix_caching"] == "user" or by_itself
     if resolved.enable_prefix_caching and 1 in windows and not asked:
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
+    if windows and resolved.allocator == "paged" and resolved.reserve in AT_ONCE:
+        how = f"at once, as engine.reserve {resolved.reserve} takes it"
+        resolved = _shortened(resolved, memory, how, resolved.enable_prefix_caching)
     if resolved.prefix_cache == "radix" and several:
         why = "a radix tree is not modelled for models with sliding windows or recurrent state"
         resolved = replace(resolved, prefix_cache="blocks", origin={**resolved.origin, "prefix_cache": why})
@@ -224,11 +225,12 @@ AT_ONCE = ("whole-prompt", "max-model-len", "output-length", "power-of-two")
 """reservations that take blocks before any leave a window"""
 
 
-def _shortened(engine: ResolvedEngine, memory: Memory, how: str) -> ResolvedEngine:
-    """The engine with a max_model_len of which the KV cache holds every token, but for states. InputError if the user's
-    is longer."""
-    tables = sum(group.tables for group in memory.kv_groups if group.window != 1)
-    blocks = memory.num_gpu_blocks - 1 - sum(group.tables for group in memory.kv_groups if group.window == 1)
+def _shortened(engine: ResolvedEngine, memory: Memory, how: str, as_text: bool = False) -> ResolvedEngine:
+    """The engine with a max_model_len of which the KV cache holds every token; states are one block each, or stand
+    behind each block `as_text`. InputError if the user's is longer."""
+    states = 0 if as_text else sum(group.tables for group in memory.kv_groups if group.window == 1)
+    tables = sum(group.tables for group in memory.kv_groups) - states
+    blocks = memory.num_gpu_blocks - 1 - states
     if not tables:  # states alone: nothing grows
         return engine
     if engine.allocator == "buddy":
