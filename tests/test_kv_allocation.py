@@ -50,6 +50,17 @@ def test_a_reservation_of_the_longest_sequence_fits_beside_states(cached):
     assert (result.engine.max_model_len < 262_144) == cached
 
 
+@pytest.mark.parametrize("allocator", ["contiguous", "buddy"])
+def test_a_piece_holds_what_has_left_a_window_too(allocator):
+    """Of 4 GiB, which are 32,768 tokens, one is the null block's."""
+    engine = {"allocator": allocator, "kv_cache_memory_bytes": "4 GiB"}
+    load = {"num_requests": 3, "input_tokens": 12, "output_tokens": 3}
+    parts = {"model": "Mistral-7B-v0.1", "hardware": "h100-sxm", "engine": engine, "workload": load}
+    result = run(build_scenario(parts, "test"))[0]
+    assert result.completed.all()
+    assert result.engine.max_model_len == (32_767 if allocator == "contiguous" else 16_384)
+
+
 @pytest.mark.parametrize("allocator", ["paged", "contiguous", "buddy"])
 @pytest.mark.parametrize(("at_once", "output"), [(1, 2), (4, 7), (16, {"uniform": [1, 9]})])
 def test_shares_of_memory_are_shares(allocator, at_once, output):

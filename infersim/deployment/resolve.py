@@ -158,7 +158,7 @@ def _deploy(
     if resolved.enable_prefix_caching and 1 in windows and not asked:
         origin = {**resolved.origin, "enable_prefix_caching": "off: the model has recurrent state"}
         resolved = replace(resolved, enable_prefix_caching=False, origin=origin)
-    if windows and resolved.allocator == "paged" and resolved.reserve in AT_ONCE:
+    if windows and resolved.reserve in AT_ONCE:
         how = f"at once, as engine.reserve {resolved.reserve} takes it"
         resolved = _shortened(resolved, memory, how, resolved.enable_prefix_caching)
     if resolved.prefix_cache == "radix" and several:
