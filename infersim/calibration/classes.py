@@ -259,10 +259,7 @@ CLASSES = {
 }  # fmt: skip
 CLASSES["mla_prefill"] = replace(CLASSES["attention_prefill"], knots=MLA_KNOTS)
 CLASSES["mla_decode"] = replace(CLASSES["attention_decode"], knots=MLA_KNOTS)
-QUANTIZATION = (
-    Parameter("quantization_bandwidth", 0.5, 0.05, 1.0),
-    Parameter("quantization_row", 1e-9, 1e-13, 1e-7),
-)
+QUANTIZATION = (Parameter("quantization_bandwidth", 0.5, 0.05, 1.0), Parameter("quantization_row", 1e-9, 1e-13, 1e-7))
 
 
 SWITCH = (Parameter("switch_fixed", 1e-5, 1e-6, 1e-4), Parameter("switch_bandwidth", 0.5, 0.05, 1.0))

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -10,6 +10,9 @@ from infersim.interrupt import uninterrupted
 
 from .guard import INTERRUPTED, guarded
 from .options import Json, Overrides, Quiet, Report, as_words, scenarios
+
+if TYPE_CHECKING:
+    from infersim.metrics.result import Result
 
 SLO_MISSED = 1
 STEPS_SHOWN = 2.0  # s of a Chrome trace whose steps are slices
@@ -90,7 +93,7 @@ def run(
     return SLO_MISSED if document["slo"] and document["slo"]["met"] is False else 0
 
 
-def _export(kind: str, folder: Path, result: Any, save_detailed: bool) -> list[str]:
+def _export(kind: str, folder: Path, result: "Result", save_detailed: bool) -> list[str]:
     """Writes an export; what it leaves out is said on stderr."""
     from infersim.report.export import write_export
     from infersim.report.vllm_bench import vllm_bench

@@ -1,6 +1,7 @@
 """`infersim show`: look things up."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ app = typer.Typer(help="Look up models, hardware, engines, workloads, scenarios 
 app.command("break-even")(break_even)
 
 
-def _holding(part: str, what: str, rows: list[Any], texts: Any) -> list[Any]:
+def _holding(part: str, what: str, rows: list[Any], texts: Callable[[Any], tuple[str, ...]]) -> list[Any]:
     """The rows that have `part` in one of their texts."""
     from infersim.config.errors import InputError
     from infersim.config.units import short

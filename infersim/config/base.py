@@ -6,7 +6,7 @@ import inspect
 import textwrap
 from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from .errors import InputError
 from .units import short
@@ -27,6 +27,14 @@ class Description(BaseModel):
         except ValidationError as error:
             lines = [_line(cls, data, e, where) for e in error.errors(include_url=False)]
             raise InputError(dict.fromkeys(lines)) from None
+
+
+class Sparse(Description):
+    """One that writes only what is given."""
+
+    @model_serializer(mode="wrap")
+    def _given(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in write(self).items() if value is not None}
 
 
 def near(word: str, known: list[str], known_as: str = "known") -> str:

@@ -3,9 +3,9 @@
 from itertools import accumulate
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_serializer, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from .base import Description
+from .base import Description, Sparse
 from .engine import Engine
 from .hardware import Hardware
 from .lora import Lora
@@ -57,7 +57,7 @@ class Autoscaler(Description):
         return self
 
 
-class Group(Description):
+class Group(Sparse):
     """Some replicas that are alike; what is left out is the scenario's own."""
 
     replicas: Replicas = 1
@@ -71,10 +71,6 @@ class Group(Description):
     def most(self) -> int:
         """Replicas that there may be at one time."""
         return self.autoscaler.max if self.autoscaler else self.replicas
-
-    @model_serializer(mode="wrap")
-    def _short(self, write: Any) -> dict:
-        return {key: value for key, value in write(self).items() if value is not None}
 
 
 class Kind(Group):
@@ -246,7 +242,7 @@ class Failure(Description):
         return self
 
 
-class Cluster(Description):
+class Cluster(Sparse):
     """Copies of the engine: of one kind (`replicas`), of several (`kinds`), or in pools for `prefill` and `decode`."""
 
     replicas: Replicas = 1
@@ -377,7 +373,3 @@ class Cluster(Description):
         if self.prefill and self.decode:
             names = ["decode", "prefill"]
         return [*names, "encode"] if self.encode else names
-
-    @model_serializer(mode="wrap")
-    def _short(self, write: Any) -> dict:
-        return {key: value for key, value in write(self).items() if value is not None}

@@ -228,10 +228,7 @@ def _with_hardware(section: dict, where: str, near_file: Path | None, problems: 
     found = dict(section)
     if isinstance(section.get("hardware"), str):
         name = section["hardware"]
-        _collect(
-            problems,
-            lambda: found.update(hardware=load_hardware(name, near_file, where)),
-        )
+        _collect(problems, lambda: found.update(hardware=load_hardware(name, near_file, where)))
     return found
 
 

@@ -21,11 +21,7 @@ Goodput: Any = create_model(
     **_request_limits,
 )
 _run_limits: dict[str, Any] = {f"{s}_{metric}_ms": (Limit, None) for metric in METRICS for s in STATISTICS}
-_Statistics: Any = create_model(
-    "_Statistics",
-    __base__=Description,
-    **_run_limits,
-)
+_Statistics: Any = create_model("_Statistics", __base__=Description, **_run_limits)
 
 
 class Slo(_Statistics):

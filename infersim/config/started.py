@@ -194,7 +194,7 @@ def _manifests(documents: list[dict[str, Any]], where: str) -> Started:
     groups: list[dict[str, Any]] = []
     unknown: list[str] = []
     config: dict[str, Any] = {}
-    router: Any = None
+    router: dict[str, Any] | None = None
     scalers = {one["spec"]["scaleTargetRef"]["name"]: one["spec"] for one in documents
                if one.get("kind") == "HorizontalPodAutoscaler"}  # fmt: skip
     for one in documents:

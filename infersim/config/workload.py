@@ -4,16 +4,9 @@ import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Discriminator,
-    Field,
-    PlainSerializer,
-    Tag,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Discriminator, Field, PlainSerializer, Tag, model_validator
 
-from .base import Description
+from .base import Description, Sparse
 from .slo import Goodput
 from .units import MOST, Count, CountOrZero, Number, Parsed, Seconds, Share, Weight, parse_quantity, short
 
@@ -49,7 +42,7 @@ def _mapping_or(other: str) -> Discriminator:
     return Discriminator(lambda value: "Mapping" if isinstance(value, dict | Description) else other)
 
 
-class Lognormal(Description):
+class Lognormal(Sparse):
     """Log-normally distributed tokens: `median` with one of p90, mean and sigma, or `mean` with sigma."""
 
     median: Annotated[Number, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -72,12 +65,8 @@ class Lognormal(Description):
             raise ValueError(f"median must not be above {given[1]} (got {self.median:g} and {self.mean or self.p90:g})")
         return self
 
-    @model_serializer(mode="wrap")
-    def _short(self, write: Any) -> dict:
-        return {key: value for key, value in write(self).items() if value is not None}
 
-
-class Length(Description):
+class Length(Sparse):
     """How many tokens: one of four distributions; a plain number is a fixed length."""
 
     mean: Tokens | None = None
@@ -121,10 +110,6 @@ class Length(Description):
         if rising != sorted(rising):
             raise ValueError(f"quantiles must not fall (got {', '.join(f'{t:g}' for t in rising)})")
         return shares, rising
-
-    @model_serializer(mode="wrap")
-    def _short(self, write: Any) -> dict:
-        return {key: value for key, value in write(self).items() if value is not None}
 
 
 LengthOrTokens = Annotated[Annotated[Length, Tag("Mapping")] | Annotated[Tokens, Tag("Tokens")], _mapping_or("Tokens")]

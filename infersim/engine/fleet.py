@@ -1,7 +1,6 @@
 """The replicas of one run: submit requests, advance time, read records."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -142,7 +141,7 @@ class Fleet:
             return
         if np.any(arrival[1:] < arrival[:-1]):
             raise ValueError("arrivals must not go back in time")
-        parts: dict[int, Any]
+        parts: dict[int, slice | np.ndarray]
         if not isinstance(replica, np.ndarray):  # a view of everything: no sorting
             parts = {int(replica): slice(None)}
         else:
@@ -162,11 +161,13 @@ class Fleet:
         rows = np.arange(first, self.num_requests, dtype="i4")
         for r, part in parts.items():
             chain = rows[part]
-            mine: Any = (slice(first, self.num_requests), slice(first, self.num_requests - 1))  # of millions, no copies
-            mine = mine if isinstance(part, slice) else (chain, chain[:-1])
+            mine: slice | np.ndarray = chain
+            before: slice | np.ndarray = chain[:-1]
+            if isinstance(part, slice):  # of millions, no copies
+                mine, before = slice(first, self.num_requests), slice(first, self.num_requests - 1)
             if rank is None:
-                self._requests["rank"][mine[0]] = self._turns(r, len(chain))
-            self._requests["next"][mine[1]] = chain[1:]
+                self._requests["rank"][mine] = self._turns(r, len(chain))
+            self._requests["next"][before] = chain[1:]
             self._link(r, int(chain[0]), int(chain[-1]))
 
     def add(

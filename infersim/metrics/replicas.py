@@ -70,10 +70,7 @@ class Replicas:
 
     def balance(self) -> dict[str, float | None]:
         """How uneven the replicas' shares are: most over mean, and the coefficient of variation."""
-        loads = {
-            "requests": self._counts(np.ones(len(self.visits), bool)),
-            "busy_time": self.rows["busy_time"],
-        }
+        loads = {"requests": self._counts(np.ones(len(self.visits), bool)), "busy_time": self.rows["busy_time"]}
         figures = {}
         for name, load in loads.items():
             mean = float(load.mean())

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -95,7 +94,7 @@ def judge(result: Result) -> Verdict:
         loop = f"a closed loop of {load.users:,} users, without a rate to keep up with"
         return Verdict(STABLE, 0.0, loop, burst=True)
     unloaded = _unloaded(result)
-    order: Any = slice(None)  # of millions, views
+    order: slice | np.ndarray = slice(None)  # of millions, views
     if rejected.any() or (r["arrival"][1:] < r["arrival"][:-1]).any():  # followers have no place of their own
         possible = np.flatnonzero(~rejected | ~np.isin(r["reason"], TOO_LONG))
         order = possible[np.argsort(r["arrival"][possible], kind="stable")]
@@ -198,7 +197,7 @@ def _opening(result: Result, unloaded: np.ndarray) -> float:
     return float(np.percentile(np.minimum(taken, last - first), 90))  # agents side by side: less than their sum
 
 
-def _wait_for_room(result: Result, order: Any) -> tuple[np.ndarray, np.ndarray] | None:
+def _wait_for_room(result: Result, order: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     columns = result.route_columns
     if "prefilled_s" not in columns:
         return None

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def _difference(variants: list[dict[str, Any]], runs: list[list[Result]], i: int
     }
 
 
-def _mean_terms(results: list[Result], terms_of: Any) -> Terms:
+def _mean_terms(results: list[Result], terms_of: Callable[[Result], Terms]) -> Terms:
     """The terms of the replications' mean: each term's mean, its factors scaled to it.
 
     All factors but the last are the mean of the replications'; the last takes what the product's mean needs.

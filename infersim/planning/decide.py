@@ -74,11 +74,7 @@ def deployed(scenario: Scenario, replicas: int, load: float, seed: int, replicat
 
 
 def decide(
-    scenario: Scenario,
-    replicas: int,
-    rate: float,
-    min_goodput_share: float | None = None,
-    at: Sequence[int] = LOOKS,
+    scenario: Scenario, replicas: int, rate: float, min_goodput_share: float | None = None, at: Sequence[int] = LOOKS
 ) -> Decision:
     """Whether so many replicas hold the SLO of the scenario at `rate` together, in every run rather than on average.
 

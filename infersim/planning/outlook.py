@@ -87,12 +87,7 @@ def _run(scenario: Scenario) -> dict[str, Any] | None:
 def _point(result: Result) -> dict[str, Any]:
     metrics = measure(result)
     cost = cost_of(result, metrics)
-    return {
-        "state": judge(result).state,
-        "metrics": metrics,
-        **per_gpu_and_user(metrics, cost["gpus"]),
-        "cost": cost,
-    }
+    return {"state": judge(result).state, "metrics": metrics, **per_gpu_and_user(metrics, cost["gpus"]), "cost": cost}
 
 
 PER_GPU_AND_USER = ("tokens_per_gpu", "tokens_per_user")

@@ -2,15 +2,18 @@
 options cannot say how they come."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infersim.config.scenario import Scenario
-from infersim.config.workload import Workload
+from infersim.config.workload import Length, Workload
 from infersim.metrics.result import Result
 
 from .servers import PORT, name_of
+
+if TYPE_CHECKING:
+    from infersim.workload.requests import Requests
 
 BLOCK = 16  # tokens per id of a trace: Bailian's
 TRACE = "trace.jsonl"
@@ -67,15 +70,15 @@ def bench_words(scenario: Scenario) -> list[str]:
     return [*words, "--seed", str(scenario.simulation.seed), "--save-result"]
 
 
-def trace_text(result: Result, requests: Any) -> str:
-    """The requests (workload.Requests) as JSON lines in Bailian's format, which `workload.trace` reads too: when each
+def trace_text(result: Result, requests: "Requests") -> str:
+    """The requests as JSON lines in Bailian's format, which `workload.trace` reads too: when each
     was sent (s), its tokens, and an id per block of BLOCK tokens, equal where the text up to there is equal."""
     r, first = result.requests, np.isin(requests.request_id, result.request_ids)
     r = r[np.argsort(result.request_ids)]
     requests = requests.keep(first)
     order = np.argsort(requests.request_id)
     sent = np.where(r["sent"] >= 0, r["sent"], r["arrival"])
-    lines, known = [], dict[Any, int]()
+    lines, known = [], dict[tuple, int]()
     for number in np.argsort(sent, kind="stable").tolist():
         i = int(order[number])
         prompt, output = int(requests.prompt_tokens[i]), int(requests.output_tokens[i])
@@ -85,7 +88,7 @@ def trace_text(result: Result, requests: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _blocks(requests: Any, i: int, prompt: int, known: dict[Any, int]) -> list[int]:
+def _blocks(requests: "Requests", i: int, prompt: int, known: dict[tuple, int]) -> list[int]:
     """Ids of a prompt's blocks: what the block before was, and which text fills it."""
     texts: list[tuple[int, int]] = []
     if requests.segments is not None:
@@ -111,11 +114,13 @@ def _blocks(requests: Any, i: int, prompt: int, known: dict[Any, int]) -> list[i
     return found
 
 
-def _random(length: Any) -> tuple[int, float]:
+def _random(length: int | Length | None) -> tuple[int, float]:
     """Mean and range ratio of vLLM's random dataset for one length or a uniform one."""
+    assert length is not None  # is_random
     if isinstance(length, int):
         return length, 0.0
-    if length.mean is not None:
+    if length.mean is not None and length.range_ratio is not None:
         return length.mean, length.range_ratio
+    assert length.uniform is not None
     low, high = length.uniform
     return (low + high) // 2, (high - low) / (high + low)

@@ -4,7 +4,7 @@ What an export cannot say stands as comments at its top.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infersim.config.errors import InputError
 from infersim.files import replace_text
@@ -15,6 +15,9 @@ from .bench import TRACE, bench_left_out, bench_words, is_random, trace_text
 from .files import EXPORTS, to_json
 from .servers import PORT, script, sglang_serve, trtllm_serve, vllm_serve
 from .units import Unit, units_of
+
+if TYPE_CHECKING:
+    from infersim.workload.requests import Requests
 
 ROUTERS = {
     "round-robin": "round_robin",
@@ -37,7 +40,7 @@ def check_kind(kind: str, folder: Path | None) -> None:
 
 
 def write_export(
-    kind: str, folder: Path, result: Result, requests: Any, bench: dict[str, Any]
+    kind: str, folder: Path, result: Result, requests: "Requests", bench: dict[str, Any]
 ) -> tuple[list[str], list[str]]:
     """Writes what `kind` names into `folder`; returns the paths, and what they leave out. requests: the run's
     (workload.Requests); bench: of vllm_bench."""
@@ -59,7 +62,7 @@ def _left_out(result: Result, of: list[Unit]) -> list[str]:
     return list(dict.fromkeys([*notes, *units.left_out(result.scenario.cluster)]))
 
 
-def _scripts(result: Result, requests: Any) -> tuple[dict[str, str], list[str]]:
+def _scripts(result: Result, requests: "Requests") -> tuple[dict[str, str], list[str]]:
     """A script for each kind of replica and engine, the router's, and the benchmark with its trace."""
     scenario, of = result.scenario, units_of(result)
     notes = _left_out(result, of)

@@ -20,16 +20,7 @@ from .plan import (
     shape_of,
     to_win_text,
 )
-from .sections import (
-    error_tables,
-    inputs,
-    memory,
-    over_time,
-    prices_apart,
-    provenance,
-    resources,
-    what_if,
-)
+from .sections import error_tables, inputs, memory, over_time, prices_apart, provenance, resources, what_if
 from .svg import Mark, Series, chart
 
 Briefed = dict[str, tuple[Result, dict[str, Any]]]
@@ -212,12 +203,7 @@ def _candidates(document: dict[str, Any]) -> dict[str, Any]:
          t["tokens_per_gpu"], t["tokens_per_user"]]
         for words, t in trials
     ]  # fmt: skip
-    return {
-        "id": "candidates",
-        "title": "Candidates",
-        "charts": charts,
-        "folded": [table("All trials", head, rows)],
-    }
+    return {"id": "candidates", "title": "Candidates", "charts": charts, "folded": [table("All trials", head, rows)]}
 
 
 def _search(document: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,7 @@ from .kwon import HOST, HOUR, LENGTHS_FITTED, SERVERS, kv_time, latency, normali
 LIMIT = 0.5  # s per output token, queueing included: assumed, the middle of figure 12's axis
 WIDTH = 6
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-FIXED_RATES = {
-    "sharegpt": 2.01,
-    "alpaca": 30.1,
-}  # of figure 18b (artifact, experiments/fig18-b.sh and plot_fig12.py)
+FIXED_RATES = {"sharegpt": 2.01, "alpaca": 30.1}  # of figure 18b (artifact, experiments/fig18-b.sh and plot_fig12.py)
 FIXED_RATES_TIME, TRACES = 600.0, 8  # s
 GOOD = 3.0  # times the latency of blocks of 16
 SHORT = 900.0  # s of OPT-175B's traces (section 6.1), and here of Alpaca's, which have 15 times as many requests

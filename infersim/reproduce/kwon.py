@@ -34,10 +34,7 @@ SERVERS = {  # table 1: model, device, how many, GiB of KV cache (printed as GB)
 # ShareGPT: what is most even. Alpaca: log-normal, since its outputs vary more than that. How much lengths vary was
 # fitted: rows that it was fitted on are no evidence.
 LENGTHS: dict[str, Any] = {
-    "sharegpt": {
-        "input_tokens": most_even(161.31, LONGEST - 1),
-        "output_tokens": most_even(337.99, LONGEST - 1, 0.84),
-    },
+    "sharegpt": {"input_tokens": most_even(161.31, LONGEST - 1), "output_tokens": most_even(337.99, LONGEST - 1, 0.84)},
     "alpaca": {
         "input_tokens": {"lognormal": {"mean": 19.31, "sigma": math.sqrt(math.log(1 + 0.6**2))}},
         "output_tokens": {"lognormal": {"mean": 58.45, "sigma": math.sqrt(math.log(1 + 1.05**2))}},

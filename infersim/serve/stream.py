@@ -16,10 +16,7 @@ SEND = "infersim.send"
 """the server's own `send` in a scope: for a token, what is wrapped around it counts"""
 CAME = "infersim.came"
 """in a scope: when the request came (simulated s)"""
-STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-]
+STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 def failure(reply: Reply) -> ApiError:

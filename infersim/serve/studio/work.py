@@ -58,10 +58,7 @@ def shorter(scenario: Scenario, most: int) -> Scenario:
     load, simulation = scenario.workload, scenario.simulation
     workload = load.model_copy(update={"num_requests": min(load.num_requests or most, most)})
     return scenario.model_copy(
-        update={
-            "workload": workload,
-            "simulation": simulation.model_copy(update={"replications": 1, "warmup": 0.0}),
-        }
+        update={"workload": workload, "simulation": simulation.model_copy(update={"replications": 1, "warmup": 0.0})}
     )
 
 
