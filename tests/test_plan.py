@@ -554,3 +554,16 @@ def test_a_kind_of_its_own_is_planned_as_what_it_is(tmp_path):
     assert alone == above
     assert alone["hardware"] == "h200-sxm"
     assert answers[0]["best"]["metrics"] == answers[1]["best"]["metrics"]
+
+
+def test_what_a_plan_misses_has_no_powers_of_ten(tmp_path):
+    """Far above a limit too."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump({
+        "model": "Llama-3.1-8B", "max_gpus": 1, "slo": {"p99_ttft_ms": 1000}, "objective": "gpus",
+        "workload": {"request_rate": 60, "num_requests": 1000, "input_tokens": 500, "output_tokens": 150},
+        "candidates": {"hardware": ["h100-sxm"]},
+    }))  # fmt: skip
+    said = CliRunner().invoke(app, ["plan", str(path)]).stdout
+    assert "nothing can" in said
+    assert "e+" not in said

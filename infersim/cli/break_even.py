@@ -70,6 +70,8 @@ def break_even(
 
 
 def _print_break_even(document: dict[str, Any]) -> None:
+    from infersim.explain.change import plain
+
     spec = document.get("speculation")
     if spec is None:
         print_wrapped("speculation: none in this scenario; --set speculation={...} describes it")
@@ -87,10 +89,10 @@ def _print_break_even(document: dict[str, Any]) -> None:
         print_wrapped(
             f"one sequence gains from {share:.1%} of tokens at the first exit on; described are {exits['share']:.1%}"
         )
-        print_rows([{k: f"{v:.3g}" for k, v in row.items()} for row in exits["over_batch"]])
+        print_rows([{k: plain(v, 3) for k, v in row.items()} for row in exits["over_batch"]])
     if loads := document.get("kv_offloading"):
         print_wrapped("offloaded KV: a prompt alone is computed, or loaded but for its last block")
-        print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in loads])
+        print_rows([{k: plain(v, 3) if isinstance(v, float) else v for k, v in row.items()} for row in loads])
 
     for name, against in (("enable_dbo", "one batch"), ("prefill_context", "as many tensor-parallel GPUs")):
         if found := document.get(name):
@@ -98,20 +100,22 @@ def _print_break_even(document: dict[str, Any]) -> None:
             print_wrapped(
                 f"{name} against {against}: pays {f'from {pays:,} tokens of a prompt on' if pays else 'for no prompt'}"
             )
-            print_rows([{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()}
+            print_rows([{k: plain(v, 3) if isinstance(v, float) else v for k, v in row.items()}
                         for row in found["over_tokens"]])  # fmt: skip
 
 
 def _print_speculation(spec: dict[str, Any], context: int) -> None:
+    from infersim.explain.change import plain
+
     print_wrapped(f"speculation ({spec['method']}), {context:,} tokens of context")
     rows = [
-        {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
+        {name: plain(value, 3) if isinstance(value, float) else value for name, value in row.items()}
         for row in spec["over_batch"]
     ]
     print_rows(rows)
     batch, tokens = spec["negative_from_batch"], spec["negative_from_context"]
     print_wrapped(f"turns negative: {f'from batch {batch:,}' if batch else 'at no batch up to the largest'}")
     if over := spec["over_context"]:
-        contexts = ", ".join(f"{row['gain']:.3g} at {row['context']:,}" for row in over)
+        contexts = ", ".join(f"{plain(row['gain'], 3)} at {row['context']:,}" for row in over)
         negative = f"; negative from {tokens:,}" if tokens else ""
         print_wrapped(f"gain at batch {over[0]['batch']} by context: {contexts}{negative}")

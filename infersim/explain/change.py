@@ -41,7 +41,7 @@ def how_much(before: float, after: float, clear: bool | None) -> str:
     """A change of the time of a request, in words. clear: False if it may be chance."""
     doubt = ", which may be chance" if clear is False else ""
     if after >= 2 * before:
-        return f"{after / before:.3g} times as long per request{doubt}"
+        return f"{plain(after / before, 3)} times as long per request{doubt}"
     return f"{abs(after / before - 1):.1%} {'faster' if after < before else 'slower'} per request{doubt}"
 
 
@@ -76,7 +76,7 @@ def _cause(row: str, terms: dict[str, dict[str, float]]) -> str:
 def more(share: float) -> str:
     """A change by a share, in words: "+58%", "+0.3%", or from twice on "3.1 times"."""
     if share >= 1:
-        return f"{1 + share:.3g} times"
+        return f"{plain(1 + share, 3)} times"
     return f"{share:+.0%}" if abs(share) >= 0.005 or not share else f"{100 * share:+.1g}%"
 
 

@@ -234,9 +234,9 @@ def judge_flow(flow: Flow) -> Verdict:
     if until - start <= flow.opening:
         needed = _round(n * max(2.5 * flow.opening / (until - first), 2.0))
         why = (
-            f"conversations take {flow.opening:.3g} s and begin for {until - first:.3g} s only"
+            f"conversations take {per_second(flow.opening)} s and begin for {per_second(until - first)} s only"
             if flow.opening
-            else f"most replicas serve for {max(until - start, 0.0):.3g} s only"
+            else f"most replicas serve for {per_second(max(until - start, 0.0))} s only"
         )
         return Verdict(TOO_SHORT, 0.0, _too_short(why, needed), needed)
     window = until - start

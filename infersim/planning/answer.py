@@ -7,6 +7,7 @@ from infersim.config.plan import Plan
 from infersim.config.prices import price_of, quotes
 from infersim.config.scenario import Scenario
 from infersim.explain.binding import find_binding
+from infersim.explain.change import plain
 from infersim.explain.cost import cost_of, num_gpus, usd_per_hour
 from infersim.explain.summary import finite
 from infersim.run import longer
@@ -158,12 +159,12 @@ def _row(scenario: Scenario, load: float, decision: Decision) -> dict[str, Any]:
 def _misses(load: float, decision: Decision) -> list[str]:
     """What a deployment does not hold, each in a few words."""
     if decision.saturated:
-        return [f"completes {decision.rate:.3g} of {load:g} requests/s"]
-    over = [f"{x['name']} {x['mean']:.4g} > {x['limit']:g}" for x in decision.limits if x["mean"] > x["limit"]]
+        return [f"completes {plain(decision.rate, 3)} of {load:g} requests/s"]
+    over = [f"{x['name']} {plain(x['mean'])} > {x['limit']:g}" for x in decision.limits if x["mean"] > x["limit"]]
     return (
         over
         or [
-            f"{x['name']} of 1 run in 100 {x['run_upper']:.4g} > {x['limit']:g}"
+            f"{x['name']} of 1 run in 100 {plain(x['run_upper'])} > {x['limit']:g}"
             for x in decision.limits
             if not x["met"]
         ]

@@ -11,6 +11,7 @@ from infersim.config.hardware import Hardware
 from infersim.config.plan import Plan
 from infersim.config.prices import price_of
 from infersim.config.scenario import Scenario
+from infersim.explain.change import plain
 from infersim.explain.cost import fleet, num_gpus
 
 from .bounds import ANY_RATE, Bounds, Lengths, bounds_of
@@ -182,13 +183,17 @@ def examine(c: Candidate, plan: Plan, lengths: dict[str, Lengths], rejected: Rej
     if violated := c.bounds.violated(scenario.slo.limits):
         key, floor, limit = violated[0]
         rejected.reasons[f"floor of {key}"] += 1
-        text = f"{key} cannot be below {floor:.4g} on {name_of(scenario)}, whatever the software, and must be {limit:g}"
+        text = (
+            f"{key} cannot be below {plain(floor)} on {name_of(scenario)}, whatever the software, and must be {limit:g}"
+        )
         rejected.closest.append((floor / limit, text))
         return False
     most = c.most * c.rate
     if not plan.maximises and most < c.load:
         rejected.reasons["floor of GPU time"] += 1
-        text = f"{c.most * c.gpus} {scenario.hardware.name} cannot serve more than {most:.4g} requests/s at peak rates"
+        text = (
+            f"{c.most * c.gpus} {scenario.hardware.name} cannot serve more than {plain(most)} requests/s at peak rates"
+        )
         rejected.closest.append((c.load / most, text))
         return False
     return True

@@ -7,6 +7,7 @@ from typing import Any
 from infersim.config.errors import InputError
 from infersim.config.plan import Plan
 from infersim.config.scenario import Scenario
+from infersim.explain.change import plain
 
 from .bounds import Lengths, bounds_of
 from .candidate import Candidate
@@ -82,7 +83,7 @@ def _largest(
 def _enough(c: Candidate, rate: float, plan: Plan) -> tuple[dict[str, int] | None, str]:
     if c.bounds and (violated := c.bounds.violated(c.scenario.slo.limits)):
         name, floor, limit = violated[0]
-        return None, f"no number of these: {name} cannot be below {floor:.4g} and must be {limit:g}"
+        return None, f"no number of these: {name} cannot be below {plain(floor)} and must be {limit:g}"
     replicas = max(1, math.ceil(rate / c.rate))
     while replicas * c.gpus <= plan.max_gpus:
         decision = c.decide(replicas, rate, plan)

@@ -10,6 +10,7 @@ from infersim.config.errors import InputError
 from infersim.config.router import STATIC_POLICIES, Policy, Router
 from infersim.config.scenario import Scenario
 from infersim.explain.binding import QUEUE_SHARE, Binding, find_binding, waiting_share
+from infersim.explain.change import plain
 from infersim.metrics.result import Ran, Result
 from infersim.run import run
 
@@ -110,7 +111,7 @@ def _words(row: dict[str, Any]) -> str:
     if abs(faster - 1) < 0.005:
         return f"{done}as fast" if done else NO_DIFFERENCE
     if faster >= 2:
-        return f"{done}{faster:.3g} times faster"
+        return f"{done}{plain(faster, 3)} times faster"
     change = 1 - 1 / faster if faster >= 1 else 1 / faster - 1
     return f"{done}{change:.0%} {'faster' if faster >= 1 else 'slower'}"
 

@@ -135,8 +135,8 @@ def _print_difference(letter: str, difference: dict[str, Any]) -> None:
     _print_text("by phase", ", ".join(f"{PHASES[phase]} {_signed(part)}" for phase, part in phases.items()))
     throughput = difference["throughput"]
     ranked = sorted(throughput["factors"].items(), key=lambda item: -abs(item[1] - 1))
-    factors = " x ".join(f"{name} {factor:.4g}" for name, factor in ranked if abs(factor - 1) > LEAST)
-    _print_text("throughput", f"x {throughput['ratio']:.4g}" + (f" = {factors}" if factors else ""))
+    factors = " x ".join(f"{name} {number(factor)}" for name, factor in ranked if abs(factor - 1) > LEAST)
+    _print_text("throughput", f"x {number(throughput['ratio'])}" + (f" = {factors}" if factors else ""))
     if one_by_one := difference["one_by_one"]:
         parts = ", ".join(f"{key} {_signed(part)}" for key, part in one_by_one["changes"].items())
         _print_text("each", f"{parts} ms of mean e2el (mean over all orders, each re-simulated)")

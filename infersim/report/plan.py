@@ -101,10 +101,10 @@ def efficiencies_text(answer: dict[str, Any]) -> str:
 def error_lines(best: dict[str, Any], stays: dict[str, Any]) -> list[str]:
     """Whether the answer holds, and stays the answer, within the error of the model; then the errors of its kind."""
     error = best["model_error"]
-    asked = {x["name"]: f"at most {x['limit']:g}" for x in best["limits"]} | {"rate": f"{best['rate']:.4g} asked"}
+    asked = {x["name"]: f"at most {x['limit']:g}" for x in best["limits"]} | {"rate": f"{plain(best['rate'])} asked"}
     lines, held = [], error["held"]
     if held:
-        ends = {name: "{:.4g} to {:.4g}".format(*x["interval"]) for name, x in held.items()}
+        ends = {name: " to ".join(map(plain, x["interval"])) for name, x in held.items()}
         parts = (f"{name} {ends[name]} ({asked[name]}, breaks if {_wrong(x['wrong'])})" for name, x in held.items())
         word = "holds the SLO" if all(x["holds"] for x in held.values()) else "may miss the SLO"
         missing = [name for name in asked if name not in held]
@@ -126,7 +126,7 @@ def to_win_text(to_win: dict[str, Any]) -> str:
     if to_win["usd_per_hour"]:
         ways.append(f"with {to_win['device']} below {to_win['usd_per_hour']:.3g} USD/h")
     if to_win["rate"]:
-        ways.append(f"above {to_win['rate']:.4g} requests/s, which the best as it is does not hold")
+        ways.append(f"above {plain(to_win['rate'])} requests/s, which the best as it is does not hold")
     if to_win["carry"]:
         ways.append(f"if it carried {more(to_win['carry'] - 1) if to_win['carry'] > 1 else 'more'}")
     if to_win["speed"]:
@@ -175,15 +175,16 @@ def _answer(answer: dict[str, Any], objective: str) -> None:
     if objective == "users":
         _field(
             "users",
-            f"{answer['rate']:,.0f} at once hold the SLO; {answer['metrics']['request_throughput']:.4g} requests/s",
+            f"{answer['rate']:,.0f} at once hold the SLO; {plain(answer['metrics']['request_throughput'])} requests/s",
         )
     else:
-        _field("rate", f"{answer['rate']:.4g} requests/s; holds the SLO up to {answer['largest_rate']:.4g}{headroom}")
-    for limit in answer["limits"]:
-        runs = (
-            f"mean of {answer['replications']} runs at most {limit['upper']:.4g}, one more run {limit['run_upper']:.4g}"
+        _field(
+            "rate", f"{plain(answer['rate'])} requests/s; holds the SLO up to {plain(answer['largest_rate'])}{headroom}"
         )
-        _field("slo", f"{limit['name']} {limit['mean']:.4g} <= {limit['limit']:g} ({runs})")
+    for limit in answer["limits"]:
+        upper, one = plain(limit["upper"]), plain(limit["run_upper"])
+        runs = f"mean of {answer['replications']} runs at most {upper}, one more run {one}"
+        _field("slo", f"{limit['name']} {plain(limit['mean'])} <= {limit['limit']:g} ({runs})")
     cost = answer["cost"]
     parts = []
     if cost["usd_per_hour"]:

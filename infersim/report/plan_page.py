@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infersim.explain.change import more
+from infersim.explain.change import more, plain
 from infersim.metrics.result import Result
 
 from .html import Page
@@ -67,8 +67,8 @@ def plan_page(document: dict[str, Any], briefed: Briefed, command: list[str]) ->
 
 
 def _rates(answer: dict[str, Any]) -> str:
-    largest = f", and up to {answer['largest_rate']:.4g} ({more(answer['headroom'])})" if answer["headroom"] else ""
-    return f"{answer['rate']:.4g} requests/s{largest}"
+    largest = f", and up to {plain(answer['largest_rate'])} ({more(answer['headroom'])})" if answer["headroom"] else ""
+    return f"{plain(answer['rate'])} requests/s{largest}"
 
 
 def _slo(document: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
             span(cost["usd_per_million_output_tokens"], "USD"),
             f"{span(cost['usd_per_million_tokens'], 'USD')} with prompt tokens",
         ),
-        card("Requests/s", f"{best['rate']:.4g}", f"up to {best['largest_rate']:.4g}: {more(best['headroom'])}"),
+        card("Requests/s", f"{plain(best['rate'])}", f"up to {plain(best['largest_rate'])}: {more(best['headroom'])}"),
         card("First limit to break", binding["limit"], "at a higher rate"),
         card("Energy of an output token", span(cost["joules_per_output_token"], "J"), "GPUs at their power limit"),
     ]
@@ -161,7 +161,7 @@ def _candidates(document: dict[str, Any]) -> dict[str, Any]:
         shapes = {key: [t["shape"] for _, t in group] for key, group in groups.items()}
         return [
             Series(f"{device}{'' if holds else ', misses'}", [x(t) for _, t in group], [t[y] for _, t in group], True,
-                   [f"{words}, {t['rate']:.4g} requests/s" for words, t in group], kind=devices.index(device),
+                   [f"{words}, {plain(t['rate'])} requests/s" for words, t in group], kind=devices.index(device),
                    hollow=not holds, names=["" if s in names[:i] else s for i, s in enumerate(names)] if holds else ())
             for ((device, holds), group), names in zip(groups.items(), shapes.values(), strict=True)
         ]  # fmt: skip
