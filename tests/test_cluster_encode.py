@@ -184,3 +184,15 @@ def test_an_encoder_obeys_the_engine_keys_of_every_step():
     plain, given = encoder_of(scenario_of()), encoder_of(build_scenario(CHAT | {"engine": engine}, "test"))
     assert given.engine.host_step_time == 0.003 != plain.engine.host_step_time
     assert given.engine.max_num_seqs == 16384 // scenario_of().workload.images.tokens != plain.engine.max_num_seqs
+
+
+def test_a_replica_that_comes_back_after_the_last_answer_was_there_before():
+    """The link never comes back, so all is lost when the replica dies; that is repaired later."""
+    failures = [{"at": 0.234, "duration": 0.529}, {"at": 0.002, "kind": "partition"}]
+    encoder = {"hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12, "intermediate_size": 3072}
+    cluster = {"encode": {"replicas": 1, "encoder": encoder}, "transfer": {"bandwidth": 1e8}, "failures": failures}
+    load = {"num_requests": 9, "input_tokens": 1, "output_tokens": 1, "request_rate": "inf", "images": {"tokens": 134}}
+    parts = {"model": "Gemma-3-1B", "hardware": "h100-sxm", "workload": load, "cluster": cluster}
+    result = run(build_scenario(parts, "test"))[0]
+    assert result.end_time == 0.234
+    assert result.replicas.available.tolist() == [0.234, 0.234]

@@ -64,7 +64,6 @@ class Pool:
         max_outstanding: int,
         slots: Slots | None,
     ):
-        k = len(members)
         self.fleet, self.router = fleet, router
         self.members = members.tolist()
         self.place = {replica: r for r, replica in enumerate(self.members)}
@@ -74,8 +73,8 @@ class Pool:
         self.state = np.where(ready, READY, OFF)
         self.since = np.where(ready, 0.0, np.nan)
         """f8[k]: since when each has been there, NaN if it is not"""
-        self.available = np.zeros(k)
-        """f8[k], s: how long each was there before"""
+        self.before: list[tuple[int, float, float]] = []
+        """replicas, and from when to when they were there before"""
         self.queue = Queue()
         """requests that no replica may have yet"""
         self.reserving: dict[int, deque] = {}
@@ -129,7 +128,7 @@ class Pool:
         if self.state[r] in THERE and state not in THERE:
             # a step whose requests were all given up goes on to its end, unless the replica dies
             end = time if state == DEAD else max(time, float(self.fleet.replicas["latest_end"][replica]))
-            self.available[r] += end - self.since[r]
+            self.before.append((replica, float(self.since[r]), end))
             self.since[r] = np.nan
         elif self.state[r] not in THERE and state in THERE:
             self.since[r] = max(time, float(self.fleet.replicas["latest_end"][replica]))
@@ -156,6 +155,8 @@ def seconds_available(pools: list[Pool], num_replicas: int, end: float) -> np.nd
     """f8[R]: how long each replica of the pools has been there by `end`."""
     seconds = np.zeros(num_replicas)
     for pool in pools:
-        there = np.where(np.isnan(pool.since), 0.0, end - np.nan_to_num(pool.since))
-        seconds[pool.members] += np.clip(pool.available + there, 0.0, end)
+        now = [(replica, since, end) for replica, since in zip(pool.members, pool.since.tolist(), strict=True)
+               if not np.isnan(since)]  # fmt: skip
+        for replica, since, until in [*pool.before, *now]:  # some come and go after the last answer
+            seconds[replica] += max(min(until, end) - since, 0.0)
     return seconds
