@@ -381,21 +381,16 @@ def test_the_cuda_path_runs_every_kind_of_case(tmp_path, monkeypatch):
 
 def test_torch_operators_are_what_they_are_called():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from infersim.calibration.torch_model import Decoder, gather_attention, norm, prompt_attention, rotate
+    from infersim.calibration.torch_model import Decoder, attention, norm, rotate
 
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
-    q, cache, table = draw(3, 4, 8), draw(12, 16, 2 * 2 * 8), torch.randperm(12, generator=generator).view(3, 4)
-    got = gather_attention(q, cache, table, 2)
-    for sequence in range(3):
-        keys = torch.cat([cache[block] for block in table[sequence]]).view(64, 2, 2, 8)
-        for head in range(4):
-            k, v = keys[:, 0, head // 2], keys[:, 1, head // 2]
-            expected = torch.softmax(k @ q[sequence, head] / 8**0.5, 0) @ v
-            torch.testing.assert_close(got[sequence, head], expected)
-    q, k = draw(1, 2, 5, 8), draw(1, 1, 5, 8)
-    scores = (q[0, 1] @ k[0, 0].T / 8**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
-    torch.testing.assert_close(prompt_attention(q, k, k)[0, 1], torch.softmax(scores, -1) @ k[0, 0])
+    for tokens, keys in ((1, 64), (5, 5), (130, 150)):  # of a decode, a prompt, a prompt behind a context
+        q, k, v = draw(3, 4, tokens, 8), draw(3, 2, keys, 8), draw(3, 2, keys, 8)
+        scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5
+        hidden = torch.ones(tokens, keys).triu(keys - tokens + 1).bool()
+        expected = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+        torch.testing.assert_close(attention(q, k, v), expected)
     x = draw(2, 1, 8)
     angle = draw(2, 1, 4)
     torch.testing.assert_close(rotate(x, angle.cos(), angle.sin()).norm(dim=-1), x.norm(dim=-1))  # a rotation
@@ -410,7 +405,11 @@ def test_torch_operators_are_what_they_are_called():
         taken.append(math.prod(shape))
         return torch.zeros(shape, dtype=torch.bfloat16)
 
-    decoder = Decoder(model, take, torch.device("cpu"))
+    def matrix(n, k):
+        weight = take(n, k)
+        return lambda x: x @ weight.T
+
+    decoder = Decoder(model, take, matrix, torch.device("cpu"))
     assert sum(taken) == model.num_params - model.other_params - sum(one.norm_params for one in model.layers)
     with torch.inference_mode():
         assert decoder.step(2, 64, 32)().shape == (3,)  # a token per sequence

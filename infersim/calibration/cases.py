@@ -74,7 +74,7 @@ CPU = Sizes(
     ((1, 128), (1, 1024), (4, 256), (4, 1024), (8, 512), (16, 128), (16, 1024), (1, 4096), (32, 256)),
     ((32, 32), (32, 4)),
     ((1, 128), (1, 1024), (2, 512), (4, 128), (4, 1024), (8, 256), (16, 128), (16, 1024)), (32, 64, 128, 256, 512),
-    ((4, 256, 64), (8, 512, 128)), flex=(1024,),
+    ((4, 256, 64), (8, 512, 128)), ("fp16", "fp32", "int8", "int4"), flex=(1024,),
 )  # fmt: skip
 GPU = Sizes(
     _llama(4096, 14336, 32, 8, 32, 128256), ((2048, 2048), (5120, 5120), (8192, 8192), (1024, 8192)),
@@ -206,7 +206,7 @@ def prefill(model: Model, sequences: int, tokens: int) -> Case:
 
 
 def decode(model: Model, sequences: int, context: int) -> Case:
-    """Attention of one query per sequence to its paged keys and values, gathered first; one layer."""
+    """Attention of one query per sequence to its keys and values, one layer."""
     sums = step_sums(sequences, context, 0)
     attention = model.layers[0].attention
     shape = {"heads": attention.num_heads, "kv_heads": attention.num_kv_heads, "head_dim": attention.head_dim,

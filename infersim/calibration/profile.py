@@ -43,7 +43,7 @@ def measured_peaks(measurements: list[Measurement], info: dict[str, Any]) -> Har
             if 2 * moved > info["cache_bytes"] / 16:
                 bandwidth = max(bandwidth, moved / one.seconds)
             dtype = one.case.dtype
-            if dtype in ("bf16", "fp16", "fp8", "int8"):
+            if dtype in ("bf16", "fp16", "fp32", "fp8", "int8"):
                 flops[dtype] = max(flops.get(dtype, 0.0), work / one.seconds)
     memory = int(info["memory_bytes"])
     source = "the fastest measured, " + info["device"]

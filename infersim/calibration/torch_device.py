@@ -6,6 +6,7 @@ Every weight is a view of one pool of random numbers, larger than the caches; ca
 finds its weights in memory. Nothing is trained and nothing is loaded: kernels' time does not depend on the values.
 """
 
+import itertools
 import platform
 import subprocess
 import time
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from infersim.models.architecture import Model
 
 from .cases import BLOCK_SIZE, Case
-from .torch_model import Decoder, activation, gather_attention, norm, prompt_attention, sample
+from .torch_model import Decoder, Matrix, activation, attention, norm, sample
 
 INT4_GROUP = 128  # weights that share a scale
 CUDA_SAMPLE, CPU_SAMPLE = 3e-3, 5e-3  # seconds that one sample takes at least
@@ -46,6 +47,8 @@ class TorchDevice:
         self.pool.normal_(0, 0.05, generator=torch.Generator(name).manual_seed(0))  # 4 caches of bytes at least
         self.next = 0
         self.decoder: Decoder | None = None
+        self.packed: tuple[tuple[int, int], list[Matrix]] = (0, 0), []
+        """the matrices of the last linear layer's shape"""
 
     def _describe(self) -> dict[str, Any]:
         common = {"torch": torch.__version__, "python": platform.python_version(), "stack": "torch"}
@@ -152,6 +155,15 @@ class TorchDevice:
         self.next += size
         return view
 
+    def matrix(self, n: int, k: int) -> Matrix:
+        """x [tokens, k] -> its product with the pool's next view [n, k]. On a CPU it is packed as oneDNN wants it,
+        once, as servers do when they load weights: F.linear packs it in every call."""
+        weight = self.take(n, k)
+        if self.is_cuda or not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+            return lambda x: F.linear(x, weight)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self.device).mul_(0.05).bfloat16()
 
@@ -166,12 +178,20 @@ class TorchDevice:
         n, k, m = (case.shape[name] for name in ("outputs", "inputs", "tokens"))
         if case.dtype == "bf16":
             x = self._random(m, k)
-            return lambda: F.linear(x, self.take(n, k))
+            if self.is_cuda:
+                return lambda: self.matrix(n, k)(x)
+            if self.packed[0] != (n, k):
+                self.packed = (n, k), [self.matrix(n, k) for _ in range(self._copies(2 * n * k))]
+            matrices = itertools.cycle(self.packed[1])
+            return lambda: next(matrices)(x)
         if case.dtype == "fp16":  # the pool's bits read as fp16: between 1 and 2, mostly
             x = self._random(m, k).half()
             return lambda: F.linear(x, self.take(n, k).view(torch.float16))
+        if case.dtype == "fp32":
+            x = self._random(m, k).float()
+            return lambda: F.linear(x, self.take(n, 2 * k).view(torch.float32))
         make = {"fp8": self._fp8, "int8": self._int8, "int4": self._int4}[case.dtype]
-        copies = max(1, min(64, int(2 * self.info["cache_bytes"] / (n * k))))
+        copies = self._copies(n * k)
         try:
             calls = make(m, n, k, copies)
             calls[0]()
@@ -183,6 +203,10 @@ class TorchDevice:
             raise Unsupported(f"no {case.dtype} kernel: {_first_line(error)}") from None
         turn = iter(range(2**62))
         return lambda: calls[next(turn) % len(calls)]()
+
+    def _copies(self, size: int) -> int:
+        """Of a weight of so many bytes, that together are more than the caches hold."""
+        return max(1, min(64, int(2 * self.info["cache_bytes"] / size)))
 
     def _fp8(self, m: int, n: int, k: int, copies: int) -> list[Callable]:
         if not self.is_cuda:
@@ -217,25 +241,14 @@ class TorchDevice:
         s = case.shape
         q = self._random(s["sequences"], s["heads"], s["tokens"], s["head_dim"])
         k, v = (self._random(s["sequences"], s["kv_heads"], s["tokens"], s["head_dim"]) for _ in "kv")
-        return lambda: prompt_attention(q, k, v)
+        return lambda: attention(q, k, v)
 
     def _decode(self, case: Case) -> Callable[[], torch.Tensor]:
         if case.dtype == "fp8":
             raise Unsupported("torch has no fused attention over an fp8 KV cache")
         s = case.shape
-        blocks = -(-s["context"] // BLOCK_SIZE)
-        width = 2 * s["kv_heads"] * s["head_dim"]
-        q = self._random(s["sequences"], s["heads"], s["head_dim"])
-        tables = [
-            torch.randperm(s["sequences"] * blocks, device=self.device).view(s["sequences"], -1) for _ in range(4)
-        ]
-        turn = iter(range(2**62))
-
-        def call() -> torch.Tensor:
-            cache = self.take(s["sequences"] * blocks, BLOCK_SIZE, width)
-            return gather_attention(q, cache, tables[next(turn) % 4], s["kv_heads"])
-
-        return call
+        q = self._random(s["sequences"], s["heads"], 1, s["head_dim"])
+        return lambda: attention(q, *self.take(2, s["sequences"], s["kv_heads"], s["context"], s["head_dim"]))
 
     def _norm(self, case: Case) -> Callable[[], torch.Tensor]:
         h = self.model.hidden_size
@@ -262,7 +275,7 @@ class TorchDevice:
     def _model(self) -> Decoder:
         if self.decoder is None:
             self.next = 0
-            self.decoder = Decoder(self.model, self.take, self.device)
+            self.decoder = Decoder(self.model, self.take, self.matrix, self.device)
         return self.decoder
 
     def _flex_window(self, case: Case) -> Callable[[], torch.Tensor]:

@@ -1,5 +1,6 @@
-"""A Llama-like decoder in plain torch with random weights and a paged KV cache: the operators of cost/operators.py."""
+"""A Llama-like decoder in plain torch with random weights and a KV cache: the operators of cost/operators.py."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -7,10 +8,11 @@ import torch.nn.functional as F
 
 from infersim.models.architecture import Model
 
-from .cases import BLOCK_SIZE
-
 Take = Callable[..., torch.Tensor]
+Matrix = Callable[[torch.Tensor], torch.Tensor]
 EPS = 1e-5
+QUERIES = 64
+"""that attention on a CPU computes at once"""
 
 
 def norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,28 +38,38 @@ def sample(logits: torch.Tensor) -> torch.Tensor:
     return logits.float().argmax(dim=-1)
 
 
-def prompt_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of [sequences, heads, tokens, width]."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of the newest `tokens` of each sequence: q [sequences, heads, tokens, width], k and v
+    [sequences, kv_heads, keys, width]. On CUDA tokens is 1 or keys.
 
-
-def gather_attention(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """One query per sequence, q [sequences, heads, width], over the blocks of table [sequences, blocks].
-
-    cache [blocks, BLOCK_SIZE, 2 * kv_heads * width]. The blocks are gathered into one piece, then the queries that
-    share a key head go through SDPA as its queries.
+    CUDA: PyTorch's fused kernels. CPU: two multiplications per QUERIES queries, without the keys behind them; PyTorch's
+    own kernel takes twice the time of those that engines bring along (vLLM's cpu_attn).
     """
-    sequences, heads, width = q.shape
-    pages = cache[table].view(sequences, -1, 2, kv_heads, width)
-    k, v = pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
-    grouped = q.view(sequences, kv_heads, heads // kv_heads, width)
-    return F.scaled_dot_product_attention(grouped, k, v).reshape(sequences, heads, width)
+    sequences, heads, tokens, width = q.shape
+    kv_heads, keys = k.shape[1:3]
+    grouped = q.reshape(sequences, kv_heads, -1, tokens, width)
+    if q.is_cuda and tokens > 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+    if tokens == 1:
+        one = grouped[..., 0, :]
+        if q.is_cuda:
+            return F.scaled_dot_product_attention(one, k, v).reshape(q.shape)
+        return ((one * width**-0.5 @ k.mT).softmax(-1) @ v).reshape(q.shape)
+    output = torch.empty_like(grouped)
+    for first in range(0, tokens, QUERIES):
+        block = grouped[:, :, :, first : first + QUERIES] * width**-0.5
+        seen, size = keys - tokens + first + block.shape[3], block.shape[3]
+        scores = (block.flatten(2, 3) @ k[:, :, :seen].mT).unflatten(2, (-1, size))
+        scores[..., seen - size :].masked_fill_(torch.ones(size, size, dtype=torch.bool).triu(1), -math.inf)
+        found = scores.softmax(-1).flatten(2, 3) @ v[:, :, :seen]
+        output[:, :, :, first : first + QUERIES] = found.unflatten(2, (-1, size))
+    return output.view(q.shape)
 
 
 class Decoder:
-    """Weights are views that `take` hands out."""
+    """Weights are views that `take` hands out, and matrices what `matrix` makes of theirs."""
 
-    def __init__(self, model: Model, take: Take, device: torch.device):
+    def __init__(self, model: Model, take: Take, matrix: Callable[[int, int], Matrix], device: torch.device):
         self.model, self.device = model, device
         layer, h = model.layers[0], model.hidden_size
         self.attention = layer.attention
@@ -67,8 +79,8 @@ class Decoder:
             self.attention.head_dim,
         )
         matrices = [*self.attention.linears(h), *layer.mlp.linears(h)]
-        self.layers = [[take(one.outputs, one.inputs) for one in matrices] for _ in model.layers]
-        self.embedding, self.head = take(model.vocab_size, h), take(model.vocab_size, h)
+        self.layers = [[matrix(one.outputs, one.inputs) for one in matrices] for _ in model.layers]
+        self.embedding, self.head = take(model.vocab_size, h), matrix(model.vocab_size, h)
         self.weight = torch.ones(h, dtype=torch.bfloat16, device=device)
 
     def _random(self, *shape: int) -> torch.Tensor:
@@ -78,7 +90,7 @@ class Decoder:
         """What one layer does beside matrices and attention."""
         x, qkv = self._random(tokens, self.model.hidden_size), self._random(tokens, self._qkv_width())
         wide = self._random(tokens, 2 * self.model.layers[0].mlp.intermediate_size)
-        batch = Batch(self, tokens, BLOCK_SIZE, 0, 1)
+        batch = Batch(self, tokens, 1, 0, 1)
 
         def call() -> torch.Tensor:
             normed, residual = norm(x, x, self.weight)
@@ -117,7 +129,7 @@ class Decoder:
             for index in range(len(self.layers)):
                 x, residual = self._layer(index, x, residual, batch)
             x, _ = norm(x, residual, self.weight)
-            return sample(F.linear(x[last], self.head))
+            return sample(self.head(x[last]))
 
         return call
 
@@ -126,52 +138,53 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         qkv_proj, o_proj, up_proj, down_proj = self.layers[index]
         x, residual = norm(x, residual, self.weight)
-        x = F.linear(batch.attend(F.linear(x, qkv_proj), index), o_proj)
+        x = o_proj(batch.attend(qkv_proj(x), index))
         x, residual = norm(x, residual, self.weight)
-        return F.linear(activation(F.linear(x, up_proj)), down_proj), residual
+        return down_proj(activation(up_proj(x))), residual
 
 
 class Batch:
-    """The sequences of one step and their KV cache, [layers, blocks, BLOCK_SIZE, 2 * kv_heads * width].
+    """The sequences of one step and their keys and values: of those that decode
+    [layers, 2, sequences, kv_heads, context, width], the newest token's last; of the prompt [layers, 2, 1, kv_heads,
+    prompt, width].
 
-    A decode's blocks lie in random order; its newest token is the last of its context.
+    Each sequence's lie in one piece: engines read paged ones where they are, and PyTorch has no kernel that can. To
+    gather them first takes longer than the attention.
     """
 
     def __init__(self, decoder: Decoder, sequences: int, context: int, prompt: int, layers: int):
         d, device = decoder, decoder.device
         self.decoder, self.sequences, self.prompt = d, sequences, prompt
         self.tokens = sequences + prompt
-        blocks, prompt_blocks = -(-context // BLOCK_SIZE), -(-prompt // BLOCK_SIZE)
-        total = sequences * blocks + prompt_blocks
-        shape = (layers, total, BLOCK_SIZE, 2 * d.kv_heads * d.width)
-        self.cache = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, 0.05)
-        order = torch.randperm(total, device=device)
-        self.table = order[: sequences * blocks].view(sequences, blocks)
-        newest = self.table[:, -1] * BLOCK_SIZE + (context - 1) % BLOCK_SIZE if sequences else order[:0]
-        places = (order[sequences * blocks :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=device)).view(-1)
-        self.slots = torch.cat((newest, places[:prompt]))
+        self.caches = [
+            torch.empty((layers, 2, n, d.kv_heads, keys, d.width), dtype=torch.bfloat16, device=device).normal_(0, 0.05)
+            for n, keys in ((sequences, context), (1, prompt))
+        ]
         positions = torch.cat((torch.full((sequences,), context - 1), torch.arange(prompt))).to(device)
         frequency = 10000.0 ** (-torch.arange(0, d.width, 2, device=device) / d.width)
         angle = (positions[:, None] * frequency)[:, None]
         self.cos, self.sin = angle.cos().bfloat16(), angle.sin().bfloat16()
 
-    def project(self, qkv: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of [tokens, qkv], rotated, the new keys and values written to the cache."""
-        d = self.decoder
+    def project(self, qkv: torch.Tensor, index: int) -> torch.Tensor:
+        """Queries [tokens, heads, width] of [tokens, qkv], rotated; the new keys and values go to the cache."""
+        d, n = self.decoder, self.sequences
         q, k, v = qkv.view(self.tokens, -1, d.width).split((d.heads, d.kv_heads, d.kv_heads), dim=1)
         q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
-        new = torch.cat((k, v), dim=1).view(self.tokens, -1)
-        self.cache[index].view(-1, new.shape[-1]).index_copy_(0, self.slots, new)
-        return q, k, v
+        decodes, prompt = (cache[index] for cache in self.caches)
+        for which, new in enumerate((k, v)):
+            if n:
+                decodes[which, :, :, -1] = new[:n]
+            if self.prompt:
+                prompt[which, 0] = new[n:].transpose(0, 1)
+        return q
 
     def attend(self, qkv: torch.Tensor, index: int) -> torch.Tensor:
         """[tokens, heads * width]"""
-        d, n = self.decoder, self.sequences
-        q, k, v = self.project(qkv, index)
+        q, n = self.project(qkv, index), self.sequences
         parts = []
         if n:
-            parts.append(gather_attention(q[:n], self.cache[index], self.table, d.kv_heads).view(n, -1))
+            parts.append(attention(q[:n, :, None], *self.caches[0][index]).view(n, -1))
         if self.prompt:
-            whole = prompt_attention(*(one[n:].transpose(0, 1)[None] for one in (q, k, v)))
+            whole = attention(q[n:].transpose(0, 1)[None], *self.caches[1][index])
             parts.append(whole[0].transpose(0, 1).reshape(self.prompt, -1))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
