@@ -102,19 +102,9 @@ class Live:
 
     def calibrate_server(self, scenario: str, *runs: Run) -> dict:
         """The overheads, which the scenario then has."""
-        files = [run.files[0].name for run in runs]
-        words = [
-            "calibrate",
-            "server",
-            *files,
-            "--scenario",
-            scenario,
-            "--out",
-            "host.yaml",
-            "--force",
-            "--fit",
-            "step",
-        ]
+        files = [file.name for run in runs for file in run.files]
+        words = ["calibrate", "server", *files, "--scenario", scenario, "--out", "host.yaml", "--force"]
+        words += ["--fit", "step", "--fit", "sequence"]  # two closed loops leave the time per request open
         print(self.infersim(*words), flush=True)
         engine = yaml.safe_load((self.folder / "host.yaml").read_text(encoding="utf-8"))["engine"]
         self.change(scenario, {"engine": engine})
@@ -203,9 +193,6 @@ def plain(live: Live) -> tuple[dict, float]:
         live.exact("KV blocks", server.blocks(), blocks)
         warm = Run("warm-up", [*live.lengths(20), "--max-concurrency", "4"])
         live.measure(server, warm, 0)
-        for run in (single, several):
-            live.measure(server, run, 1)
-        engine = live.calibrate_server("served.yaml", single, several)
         live.measure(server, overload, 1)
         rate = json.loads(overload.files[0].read_text(encoding="utf-8"))["request_throughput"]
         runs = [
@@ -216,11 +203,12 @@ def plain(live: Live) -> tuple[dict, float]:
         prefix = ["--random-prefix-len", str(setup.prefix), "--request-rate", f"{0.4 * rate:.3f}"]
         override = f"workload.prefixes={{count: 1, tokens: {setup.prefix}}}"
         shared = Run("shared-prefix", [*live.lengths(), *prefix], [override])
-        for seed, run in enumerate((*runs, shared), 2):
-            for _ in range(setup.repeats):
+        for repeat in range(setup.repeats):  # in turn, those that are fitted too: a machine's speed drifts
+            for seed, run in enumerate((single, several, *runs, shared), 1):
                 live.measure(server, run, seed)
-        for _ in range(setup.repeats - 1):
-            live.measure(server, overload, 1)
+            if repeat:
+                live.measure(server, overload, 1)
+    engine = live.calibrate_server("served.yaml", single, several)
     for run in (*runs, shared, overload):
         live.judge(run, "served.yaml")
     live.exact("cached tokens", shared.cached[-1], cached_tokens(live, shared, "served.yaml"))
@@ -250,8 +238,8 @@ def speculative(live: Live, engine: dict, rate: float) -> None:
     with Server(live.vllm, words, live.cores) as server:
         live.measure(server, Run("warm-up", [*live.lengths(10), "--max-concurrency", "2"]), 0)
         live.measure(server, known, 1)
-        for seed, run in enumerate(runs, 2):
-            for _ in range(live.setup.repeats):
+        for _ in range(live.setup.repeats):
+            for seed, run in enumerate(runs, 2):
                 live.measure(server, run, seed)
     live.change("drafting.yaml", {"engine": engine, "speculation": {"acceptance": acceptance(known.files[0])}})
     for run in runs:
