@@ -174,6 +174,17 @@ def test_a_dead_replica_forgets_its_tree():
     assert f.schedulers["evictable_blocks"][0] == 0
 
 
+@pytest.mark.parametrize("usable", [100, 40_000])
+def test_a_dead_replica_leaves_no_bucket_behind(usable):
+    """Of a large tree fewer rows than it has are buckets."""
+    one = fleet(usable)
+    submit(one, [0] * 30, [12] * 30, [1] * 30, [[(name, 10)] for name in range(30)])
+    one.advance()
+    assert one.nodes["bucket"].any()
+    one.clear(0)
+    assert not one.nodes["bucket"].any()
+
+
 def test_kv_from_elsewhere_and_kv_that_is_held():
     """A prefill replica keeps a prompt locked until it is released; a decode replica reserves what its tree lacks."""
     f = fleet(40, max_model_len=40, replicas=2)

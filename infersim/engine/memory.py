@@ -29,24 +29,25 @@ def grown(array: np.ndarray, used: int, size: int) -> np.ndarray:
     return larger
 
 
-def _forget(rows: np.ndarray, key: str, used: range) -> None:
-    """Clears those `used` of BLOCK[n] or NODE[n], and the buckets in which their keys are found."""
+def _forget(rows: np.ndarray, key: str, used: range, buckets: int) -> None:
+    """Clears those `used` of BLOCK[n] or NODE[n], and the buckets in which their keys are found; `buckets` rows have
+    one."""
     mine = rows[used.start : used.stop]
     keys = mine[key][mine[key] != 0]
-    rows["bucket"][keys & (len(rows) - 1)] = 0
+    rows["bucket"][keys & (buckets - 1)] = 0
     ctypes.memset(mine.ctypes.data, 0, mine.nbytes)  # numpy goes field by field: 50 times slower
 
 
 def empty(knobs: np.void, schedulers: np.ndarray, blocks: np.ndarray, nodes: np.ndarray) -> None:
     """A replica's KNOBS, and SCHEDULER[ranks], BLOCK[ranks, :], NODE[ranks, :] from now on without any KV."""
-    for rank, scheduler in enumerate(schedulers):
+    for own, tree, scheduler in zip(blocks, nodes, schedulers, strict=True):
         ring = int(knobs["num_gpu_blocks"])
         for size in knobs["tier_blocks"].tolist() if knobs["tier_blocks"].any() else ():
-            _forget(blocks[rank], "hash", range(ring, ring + 1 + int(blocks["references"][rank, ring])))
+            _forget(own, "hash", range(ring, ring + 1 + int(own["references"][ring])), len(own))
             ring += 1 + size
         used = max(int(scheduler["fresh_block"]), int(scheduler["num_tree_blocks"]) + 1)
-        _forget(blocks[rank], "hash", range(used))
-        _forget(nodes[rank], "key", range(int(scheduler["num_nodes"]) + 1))
+        _forget(own, "hash", range(used), len(own))
+        _forget(tree, "key", range(int(scheduler["num_nodes"]) + 1), min(len(tree), state.NUM_BUCKETS))
     for name in ("evictable_blocks", "num_nodes", "free_node", "num_first", "load_end", "free_tree_block",
                  "num_tree_blocks"):  # fmt: skip
         schedulers[name] = 0

@@ -13,7 +13,7 @@ from .result import Result
 LEAST, MOST = 2048, 8192
 """requests that all arrive at once; of pools only LEAST, as more take long"""
 GENERATIONS = 8  # as many requests as run at once: of fewer most would begin together, or end together
-MOST_STEPS = 1_000_000  # of an overload: seconds on the wall
+MOST_STEPS, MOST_BLOCKS = 1_000_000, 100_000_000  # of an overload: seconds on the wall
 BLOCKS = 10  # of the completions in the middle half
 LEVEL, CLEAR = 0.995, 0.05  # one-sided confidence of the rate, and the half-width that is narrow enough
 ROUTERS = ("round-robin", "random", "least-outstanding", "power-of-two")
@@ -22,7 +22,7 @@ ROUTERS = ("round-robin", "random", "least-outstanding", "power-of-two")
 
 def sizes(result: Result) -> list[int]:
     """How many requests an overload of this run's deployment needs, by how many of them its KV cache holds, and how
-    many at most; none that would take too many steps."""
+    many at most; none that would take too many steps, or KV blocks, of which there may be a million for each."""
     if result.scenario.cluster.prefill:
         return [LEAST]
     blocks = result.block_time / result.running_time if result.running_time else 0.0  # of one request
@@ -31,6 +31,7 @@ def sizes(result: Result) -> list[int]:
     needed = 2 ** math.ceil(math.log2(max(1.1 * GENERATIONS * running, 1.0)))
     in_steps = result.num_steps * result.running_time / max(result.busy_time, 1e-9)  # of all requests together
     most = MOST_STEPS * max(running, 1.0) * len(result.requests) / max(in_steps, 1.0)
+    most = min(most, MOST_BLOCKS / max(blocks, 1.0))
     return [n for n in sorted({min(max(needed, LEAST), MOST), MOST}) if n <= most]
 
 

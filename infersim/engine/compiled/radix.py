@@ -19,10 +19,9 @@ from .hashes import hash_block
 from .njit import compiled
 from .queue import insert as insert_waiting
 from .queue import remove as remove_waiting
-from .state import LONGEST_PREFIX
+from .state import LONGEST_PREFIX, NUM_BUCKETS
 
 NODE_SALT = 0x632BE59BD9B4E019  # odd, without structure
-NUM_BUCKETS = 1 << 14  # of the hash table of nodes: few enough to stay in a processor's cache
 REFRESH_INTERVAL, REFRESH_LIMIT = 32, 128  # WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX
 LPM_LIMIT = 128  # requests waiting, above which they are no longer sorted (SchedulePolicy._determine_active_policy)
 SHARED_LIMIT = 32  # IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD and _DEPRIORITIZE_THRESHOLD, in tokens

@@ -177,6 +177,8 @@ BLOCK = np.dtype(
     align=True,
 )
 
+NUM_BUCKETS = 1 << 14  # of the hash table of nodes, at most: few enough to stay in a processor's cache
+
 # One row per node of the radix tree (radix.py). Row 0 is the root; the ends of the ring are its neighbours.
 NODE = np.dtype(
     [
