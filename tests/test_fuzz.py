@@ -81,6 +81,7 @@ def test_no_index_is_out_of_bounds():
     """The oracle's scenarios and some of the fuzzer's, by an engine that aborts where one is."""
     environment = os.environ | {"INFERSIM_BOUNDSCHECK": "1"}
     suite = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FUZZ.parent / "test_engine_oracle.py")]
+    suite.append(f"{__file__}::test_found_and_mended")
     oracle = subprocess.run(suite, env=environment, capture_output=True, text=True, check=False)
     assert oracle.returncode == 0, oracle.stdout[-3000:]
     command = [sys.executable, str(FUZZ / "scenarios.py"), "0.3", "--seed", "11"]
@@ -228,6 +229,11 @@ FOUND["the ends of what a number may be"] = PLAIN | {
     "workload": LOAD | {"request_rate": 1e9, "tenants": {"a": {"share": 1e-9}, "b": {"share": 1e9}}},
     "speculation": {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"rate": 1e-320}},
     "cluster": {"replicas": 1, "autoscaler": {"policy": "outstanding", "target": 1e-9, "max": 2}},
+}
+FOUND["prompts too long for a model with windows are looked for in every cache"] = WINDOWS | {
+    "workload": LOAD | {"num_requests": 30, "input_tokens": {"uniform": [10, 3000]}},
+    "engine": {"max_model_len": 400},
+    "cluster": {"replicas": 2, "router": "kv-aware"},
 }
 
 

@@ -153,7 +153,7 @@ def match(a, q):
                 a.replicas[r].num_matched = max(a.replicas[r].num_matched, tokens)
             if scheduler.identified <= 0:
                 continue
-            limit = (request.prompt_tokens - 1) // knobs.block_size
+            limit, length = (request.prompt_tokens - 1) // knobs.block_size, 0
             if knobs.num_kv_groups == 1 and knobs.kv_window[0] == 0:
                 if knobs.block_size != hashed_size:
                     chain, segment, offset = 0, 0, 0
@@ -170,7 +170,7 @@ def match(a, q):
                         below += 1
                 tokens = below * knobs.block_size
                 a.replicas[r].num_matched_below = max(a.replicas[r].num_matched_below, tokens)
-            else:
+            elif request.prompt_tokens <= knobs.max_model_len:  # else it is refused, and has no row that it fits in
                 awaited, hits, idle = scheduler.awaited, scheduler.hit_blocks, scheduler.idle_hit_blocks
                 table = a.tables[rank, free_table(scheduler)]
                 length = find_longest_cache_hit(request, knobs, scheduler, a.blocks[rank], a.segments, table)
