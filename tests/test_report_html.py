@@ -317,3 +317,11 @@ def test_charts_escape_and_survive_nothing():
     assert "a &lt; b" in picture
     assert "<i>" not in picture
     assert "<svg" in bar("t", "d", [], "s")
+
+
+def test_a_run_without_an_answer_lasts_until_the_last_arrival():
+    settings = ["cluster.failures=[{kind: crash, at: 0}]", "workload.num_requests=20"]
+    result = run(load_scenario("llama-8b-h100", settings))[0]
+    lines, r = timeline(result), result.requests
+    assert lines["time"][-1] == pytest.approx(r["arrival"].max(), rel=0.01)
+    assert lines["arrivals"].mean() * np.ptp(r["arrival"]) == pytest.approx(20)

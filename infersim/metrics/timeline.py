@@ -25,7 +25,9 @@ def timeline(result: Result, points: int = POINTS) -> dict[str, Any]:
     sent = np.where(rejected, np.inf, sent)
     scheduled = np.where(r["scheduled"] >= 0, r["scheduled"], np.inf)
     last = np.where(result.completed, r["last_token"], np.inf)
-    begin, end = float(r["arrival"].min()), max(result.end_time, float(r["arrival"].min()) + 1e-9)
+    begin, end = float(r["arrival"].min()), result.end_time
+    if end <= begin:  # nothing was answered
+        end = max(float(r["arrival"].max()), begin + 1e-9)
     edges = np.linspace(begin, end, points + 1)
     width = edges[1] - edges[0]
     lines: dict[str, Any] = {
