@@ -31,7 +31,9 @@ def sizes(result: Result) -> list[int]:
     needed = 2 ** math.ceil(math.log2(max(1.1 * GENERATIONS * running, 1.0)))
     in_steps = result.num_steps * result.running_time / max(result.busy_time, 1e-9)  # of all requests together
     most = MOST_STEPS * max(running, 1.0) * len(result.requests) / max(in_steps, 1.0)
-    most = min(most, MOST_BLOCKS / max(blocks, 1.0))
+    r = result.requests[result.completed]  # prompts, which may go in one after another
+    prefill = float((r["first_token"] - r["scheduled"]).sum()) * result.num_steps / max(result.busy_time, 1e-9)
+    most = min(most, MOST_STEPS * len(r) / max(prefill, 1.0), MOST_BLOCKS / max(blocks, 1.0))
     return [n for n in sorted({min(max(needed, LEAST), MOST), MOST}) if n <= most]
 
 
