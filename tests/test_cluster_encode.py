@@ -196,3 +196,16 @@ def test_a_replica_that_comes_back_after_the_last_answer_was_there_before():
     result = run(build_scenario(parts, "test"))[0]
     assert result.end_time == 0.234
     assert result.replicas.available.tolist() == [0.234, 0.234]
+
+
+def test_an_attempt_that_is_lost_while_it_is_encoded_has_not_been_for_less_than_no_time():
+    encoder = {"hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12, "intermediate_size": 3072}
+    failures = [{"mean_time_between": 0.03, "duration": 0.05},
+                {"mean_time_between": 0.2, "replica": 1, "duration": 0.01}]  # fmt: skip
+    cluster = {"encode": {"replicas": 1, "encoder": encoder}, "transfer": {"bandwidth": 1e9}, "failures": failures}
+    load = {"num_requests": 30, "input_tokens": 30, "output_tokens": 12, "request_rate": 20, "images": {"tokens": 34}}
+    parts = {"model": "Llama-3.2-1B", "hardware": "h100-sxm", "cluster": cluster}
+    for seed in range(4):
+        workload = load | {"retries": 3, "backoff": 0.005}
+        result = run(build_scenario(parts | {"workload": workload, "simulation": {"seed": seed}}, "test"))[0]
+        assert not (result.columns()["encode_ms"] < 0).any()

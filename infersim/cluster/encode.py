@@ -63,7 +63,7 @@ class Encode:
         if allowed is not None and not allowed.any():
             self.door.lose(i, time)
             return
-        self.began[i], self.left[i] = time, self.images[i]
+        self.began[i], self.arrived[i], self.left[i] = time, np.nan, self.images[i]  # not when an earlier attempt's had
         for k, row in enumerate(self.rows[i]):
             if fleet.requests["replica"][row] >= 0:  # of an earlier attempt
                 row = self.rows[i][k] = fleet.add_like(row)
